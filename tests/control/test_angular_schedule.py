@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tests.helpers.random_walk import Gradients, angles, start_weights
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import equilibria as eq
 from equilibria import theory
 from equilibria.control import AngularSchedule, Lion
 from equilibria.errors import EquilibriaError
@@ -230,13 +232,12 @@ def test_weight_decay_brings_the_norm_to_the_angle_sooner_than_the_law_does():
     reached = {}
     for controlled in (False, True):
         world = World(lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=decay), norm=3.0)
-        scheduler = AngularSchedule(world.optimizer, wanted, invariant=world.weights, by="weight_decay")
+        if controlled:
+            AngularSchedule(world.optimizer, wanted, invariant=world.weights, by="weight_decay")
         delivered, decays = [], []
         for _ in range(steps):
             delivered.append(np.mean(world.step() ** 2))
             decays.append(world.optimizer.param_groups[0]["weight_decay"])
-            if controlled:
-                scheduler.step()
         reached[controlled] = np.sqrt(delivered) / wanted
     early = slice(steps // 4, steps // 3)
     assert np.mean(reached[False][early]) < 0.6
@@ -518,3 +519,70 @@ def test_weight_decay_waits_while_lr_is_zero():
         decays.append(optimizer.param_groups[0]["weight_decay"])
     assert len(set(decays[20:39])) == 1
     assert len(set(decays[41:])) > 1 and all(math.isfinite(decay) for decay in decays)
+
+
+@pytest.mark.parametrize("by", ["lr", "weight_decay"])
+@pytest.mark.parametrize("calls", ["never", "now and then"])
+def test_the_schedule_counts_optimizer_steps_whether_step_is_called_or_not(by, calls):
+    """Without a call it did nothing, silently."""
+
+    def run(is_called):
+        world = World(heavy_ball, dim=100)
+        angles = [0.03] * 10 + [0.04]
+        scheduler = AngularSchedule(world.optimizer, angles, invariant=world.weights, by=by)
+        for number in range(25):
+            world.step()
+            if is_called(number):
+                scheduler.step()
+        world.step()
+        group = world.optimizer.param_groups[0]
+        return scheduler.last_epoch, group["lr"], group["weight_decay"], world.weights[0].detach().clone()
+
+    every_step = run(lambda number: True)
+    other = run({"never": lambda number: False, "now and then": lambda number: number % 7 == 6}[calls])
+    assert every_step[:3] == other[:3] and torch.equal(every_step[3], other[3])
+    assert every_step[0] == 25
+
+
+def test_a_checkpoint_between_an_optimizer_step_and_the_next_counts_that_step():
+    def make():
+        world = World(heavy_ball, dim=100)
+        return world, AngularSchedule(world.optimizer, lambda step: 0.01 + 0.001 * step, invariant=world.weights)
+
+    (world, scheduler), (resumed, other) = make(), make()
+    for _ in range(10):
+        world.step()
+    assert scheduler.last_epoch == 9  # the tenth is due
+    resumed.optimizer.load_state_dict(world.optimizer.state_dict())
+    other.load_state_dict(scheduler.state_dict())
+    resumed.step()
+    assert other.last_epoch == 10
+    resumed.optimizer.load_state_dict(world.optimizer.state_dict())
+    other.load_state_dict({name: value for name, value in scheduler.state_dict().items() if name != "_is_due"})
+    resumed.step()
+    assert other.last_epoch == 9  # of an earlier version, whose user called step()
+
+
+@pytest.mark.parametrize(("asked", "severity"), [(0.02, None), ([0.05] * 100 + [0.005], "note")])
+def test_a_watched_run_compares_the_requested_angle_with_the_delivered_one(asked, severity):
+    world = World(heavy_ball, dim=100)
+    model = torch.nn.ParameterList(world.weights)
+    scheduler = AngularSchedule(
+        world.optimizer, asked, invariant=world.weights, by="weight_decay" if severity else "lr"
+    )
+    with warnings.catch_warnings(), eq.watch(model, world.optimizer, select=lambda *_: True, every=10) as monitor:
+        warnings.filterwarnings("ignore", "parameter group 0 turns by")
+        for number in range(200):
+            world.step()
+            if number == 120:
+                assert monitor.metadata["controllers"][0]["delivered"] == []
+        (group,) = monitor.metadata["controllers"][0]["delivered"]
+        findings = [finding for finding in monitor.findings() if finding.kind == "angle_not_delivered"]
+    (delivered,) = scheduler.report(100)
+    assert group["requested"] == delivered.requested and group["delivered"] == delivered.delivered
+    assert [finding.severity for finding in findings] == [severity] * bool(severity)
+    if severity:
+        assert f"AngularSchedule delivers {delivered.ratio:.2g} of the requested angle" in findings[0].subject
+        assert "weight decay needs at least" in findings[0].evidence
+    else:
+        assert delivered.ratio == pytest.approx(1.0, abs=0.03)

@@ -14,6 +14,8 @@ from torch.optim.lr_scheduler import LambdaLR, StepLR
 
 from equilibria.control import AngularSchedule, FoldedWeightDecay, RescaleOnDecay, WeightDecayScheduler
 from equilibria.optimizers.controllers import control_log
+from equilibria.theory.rules import AdamW
+from equilibria.theory.states import rescale_factors
 
 RATES = [0.1, 0.1, 0.05, 0.05, 0.02, 0.04, 0.04]
 
@@ -207,6 +209,58 @@ def test_controllers_act_in_the_order_of_construction_before_all_other_hooks():
     owners = [getattr(hook, "__self__", None) for hook in optimizer._optimizer_step_pre_hooks.values()]
     assert owners == [inner, outer, None]
     assert control_log(optimizer).controllers == [inner, outer]
+
+
+def test_a_controller_of_the_settings_acts_before_one_that_rescales_whichever_was_made_first():
+    """Made first, RescaleOnDecay saw the new lr with the old weight decay, and one step turned 0.31 times as far."""
+    factors = []
+    for rescaling_first in (True, False):
+        net = bn_net()
+        optimizer = sgd(net)
+        rescaling = control_of(optimizer, net) if rescaling_first else None
+        holding = held(optimizer)
+        rescaling = rescaling or control_of(optimizer, net)
+        take_step(net, optimizer, 0)
+        norm = net[0].weight.detach().norm().item()
+        set_lr(optimizer, optimizer.param_groups[0]["lr"] / 16)
+        seen = []
+        optimizer.register_step_pre_hook(
+            lambda *_, net=net, seen=seen: seen.append(net[0].weight.detach().norm().item())
+        )
+        take_step(net, optimizer, 1)
+        factors.append(seen[0] / norm)
+        take_step(net, optimizer, 2)
+        assert seen[1] == pytest.approx(seen[0], rel=0.02)  # not rescaled again
+        owners = [getattr(hook, "__self__", None) for hook in optimizer._optimizer_step_pre_hooks.values()]
+        assert owners[:2] == [holding, rescaling]
+    # lr x wd is held and lr falls 16-fold: ||w||^4 is proportional to lr/wd
+    assert factors == pytest.approx([256**-0.25] * 2, rel=0.01)
+
+
+def control_of(optimizer: torch.optim.Optimizer, net: nn.Module) -> RescaleOnDecay:
+    return RescaleOnDecay(optimizer, model=net, invariant=["0.weight"])
+
+
+def held(optimizer: torch.optim.Optimizer) -> WeightDecayScheduler:
+    return WeightDecayScheduler(optimizer, hold="time_constant")
+
+
+@pytest.mark.filterwarnings("ignore:the norm of:equilibria.control.RescaleWarning")  # weights not in equilibrium
+@pytest.mark.parametrize("own_lr", [False, True])
+def test_a_small_lr_set_before_the_controller_is_made_is_the_beginning_of_a_warm_up(own_lr):
+    """It became the reference, and the norm grew with lr: by sqrt(0.1/1e-4) = 32 under AdamW."""
+    net = bn_net()
+    groups = [{"params": list(net.parameters()), **({"lr": 0.01} if own_lr else {})}]
+    optimizer = torch.optim.AdamW(groups, lr=0.1, weight_decay=0.01)
+    if not own_lr:
+        set_lr(optimizer, 1e-4)
+    control, factors, peak = control_of(optimizer, net), [], 0.01 if own_lr else 0.1
+    for step, lr in enumerate([*([] if own_lr else [1e-4, 1e-3, 1e-2]), peak, peak / 4]):
+        set_lr(optimizer, lr)
+        take_step(net, optimizer, step)
+        factors.append(control.last_factors.get("0.weight"))
+    expected = rescale_factors(AdamW(peak, 0.01), AdamW(peak / 4, 0.01)).weight
+    assert factors == [None] * (len(factors) - 1) + [pytest.approx(expected, rel=1e-12)]
 
 
 @pytest.mark.parametrize("made_at", [0.1, 0.001])

@@ -37,10 +37,12 @@ def test_rescalings_add_up_by_weight():
     log = control_log(optimizer)
     assert log.of(weight) == Rescaled()
     log.note_rescaling(weight, 0.5)
-    log.note_rescaling(weight, 3.0, changes=2, with_state=False)
+    log.note_rescaling(weight, 3.0, changes=2)
     log.note_rescaling(torch.ones(1), 7.0)
-    assert log.of(weight) == Rescaled(pytest.approx(math.log(1.5)), changes=3, restarts=1)
-    assert log.count == 3
+    log.note_rescaling(weight, 0.25, stands_for_same=True)
+    scales = {"log_scale": pytest.approx(math.log(1.5 / 4)), "log_change": pytest.approx(math.log(1.5))}
+    assert log.of(weight) == Rescaled(**scales, changes=4)
+    assert log.count == 4
     assert control_log(optimizer) is log
 
 

@@ -204,3 +204,41 @@ def test_a_recording_without_rows_has_no_state(tmp_path):
     assert recording.state_dict()["after"] is None
     recording.close()
     assert Recording(tmp_path / "a", describe=dict, count_steps=lambda: 0).state_dict() == {}
+
+
+def test_a_resumed_run_shows_what_its_record_has(tmp_path):
+    """It showed the samples and findings of its own session only, while read_run showed all."""
+
+    def session(steps, state=None):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(6, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-3)
+        monitor = eq.watch(net, optimizer, log_dir=tmp_path / "run", every=1)
+        if state is not None:
+            monitor.load_state_dict(state)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = net(torch.randn(16, 6)).square().mean()
+            loss.backward()
+            optimizer.step()
+            monitor.log(loss=loss)
+        return monitor
+
+    first = session(10)
+    state = first.state_dict()
+    first.close()
+    resumed = session(0, state)
+    assert resumed.samples()["step"].to_pylist() == first.samples()["step"].to_pylist()
+    resumed.close()
+    resumed = session(5, state)
+    resumed.flush()
+    record = eq.read_run(tmp_path / "run")
+    for name in ("samples", "metrics"):
+        ours, theirs = (sorted(map(str, getattr(run, name)().to_pylist())) for run in (resumed, record))
+        assert ours == theirs
+    assert sorted(set(resumed.samples()["step"].to_pylist())) == list(range(15))
+    assert str(resumed.table()).splitlines()[0] == str(record.table()).splitlines()[0]
+    resumed.close()
+    assert [finding.subject for finding in resumed.findings()] == [
+        f.subject for f in eq.read_run(record.path).findings()
+    ]

@@ -196,3 +196,19 @@ def test_importing_it_draws_no_random_numbers():
     code = "import random; random.seed(0); import equilibria as eq; eq.watch; print(random.random())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(done.stdout) == random.Random(0).random()
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_layers_come_in_the_order_of_the_model_whatever_the_order_of_groups_and_optimizers(several):
+    net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
+    weights, extra = [layer.weight for layer in net], torch.nn.Parameter(torch.randn(4, 4))
+    groups = [[extra, weights[3], weights[1]], [weights[2], weights[0]]]
+    optimizers = [torch.optim.SGD(group, lr=0.1) for group in groups]
+    single = torch.optim.SGD([{"params": group} for group in groups], lr=0.1)
+    with eq.watch(net, optimizers if several else single, every=1) as monitor:
+        for _ in range(3):
+            (net(torch.randn(8, 4)).square().mean() + extra.square().sum()).backward()
+            for optimizer in optimizers if several else [single]:
+                optimizer.step()
+        names = [layer.name for layer in monitor._diagnosed(monitor.samples())[0]]
+    assert names == ["0.weight", "1.weight", "2.weight", "3.weight", "optimizer0.group0.0"]

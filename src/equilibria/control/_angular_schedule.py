@@ -33,6 +33,7 @@ _LARGEST_TRIM = 1.0  # so that gradients that vanish for a while have no lasting
 _DECAY_TRIM, _LARGEST_DECAY_TRIM = 0.15, 0.2  # the same for weight decay, in units of the rate at which norms follow
 _LARGEST_LOSS = 1e8  # of gain since the first steps: beyond it norms run away, or gradients have vanished
 _ON_REQUEST = 1.03  # an angle up to this many times the request is on request
+_COMPARED, _FIRST_COMPARED = 100, 150  # steps that `watch` compares with the request, and the first at which it does
 _PATIENCE = 50  # steps without a warning at the start, and steps of delay that need none
 
 
@@ -80,11 +81,13 @@ class AngularSchedule(Hooked, LRScheduler):
     2 (1+a)/(1-a) per step in 1/angle^2 (SGD with momentum a). A request that falls faster is met later; reports and a
     warning give the number of steps.
 
-    Call ``step()`` after every optimizer step, as for torch's schedulers. It owns the learning rates (or weight decays)
-    of groups with invariant weights, and sets them once more right before every step: a learning rate that the training
-    loop sets itself, ``group["lr"] = ...``, is used for the first step only, and a warning says so. Other parameters of
-    such a group get its setting too, of which a warning tells; other groups are left alone. With ``by="weight_decay"``
-    lr is the training loop's, and weight decay is computed for the lr that the step is taken with.
+    The schedule counts optimizer steps. ``step()`` after an optimizer step learns from it and sets the next one, as for
+    torch's schedulers; where it is not called, the same happens right before the next optimizer step. The schedule owns
+    the learning rates (or weight decays) of groups with invariant weights, and sets them once more right before every
+    step: a learning rate that the training loop sets itself, ``group["lr"] = ...``, is used for the first step only,
+    and a warning says so. Other parameters of such a group get its setting too, of which a warning tells; other groups
+    are left alone. With ``by="weight_decay"`` lr is the training loop's, and weight decay is computed for the lr that
+    the step is taken with.
 
     Args:
         optimizer: any torch optimizer; its present lr, above 0, is used for the first step.
@@ -100,8 +103,8 @@ class AngularSchedule(Hooked, LRScheduler):
     Raises:
         EquilibriaError: bad input, or an optimizer without the law that ``steps_per_epoch`` or ``by`` needs. In the
             first twenty steps of the optimizer, a weight whose gradient shows that it is not scale-invariant (cosine
-            with it above 0.05 and three times chance; not checked with closures). Later, from `step`, an lr that runs
-            away because weights cannot turn that fast; lr is unchanged then.
+            with it above 0.05 and three times chance; not checked with closures). Later, from `step` or the
+            optimizer's next step, an lr that runs away because weights cannot turn that fast; lr is unchanged then.
 
     Example:
         >>> w = nn.Parameter(torch.tensor([3.0, 4.0], dtype=torch.float64))
@@ -136,6 +139,7 @@ class AngularSchedule(Hooked, LRScheduler):
         self._has_warned_behind, self._has_warned_changed = False, False
         self._stepped_lr: dict[int, float] = {}  # by group: lr of the last optimizer step
         self._decay_lr: dict[int, float] = {}  # by group: lr that weight decay was last computed for
+        self._is_due = False  # whether the optimizer has stepped since `step`
         _refuse_network(angle)
         self._angle = as_schedule(angle, name="angle")
         if self._per_epoch is not None:
@@ -160,7 +164,8 @@ class AngularSchedule(Hooked, LRScheduler):
         return f"sets {setting} so that the angle of {counted(len(self._weights), 'weight')} follows a schedule"
 
     def _hooks(self) -> tuple[RemovableHandle, ...]:
-        return (self.optimizer.register_step_pre_hook(self._before_step),)
+        before = self.optimizer.register_step_pre_hook(self._before_step)
+        return before, self.optimizer.register_step_post_hook(self._after_step)
 
     def step(self, epoch: int | None = None) -> None:
         """Measure the step that the optimizer took and set the next one; an error leaves all as it was."""
@@ -181,6 +186,7 @@ class AngularSchedule(Hooked, LRScheduler):
         for loop, pair in zip(self._loops, measured, strict=False):  # empty when torch's constructor calls this
             loop.clear_pending()
             loop.recent.extend([pair] if pair else [])
+        self._is_due = False
 
     def get_lr(self) -> list[float | Tensor]:
         """The learning rates of the next step, one per group."""
@@ -213,10 +219,31 @@ class AngularSchedule(Hooked, LRScheduler):
         count = whole("last", last, low=1)
         return [self._delivered(loop, list(loop.recent)[-count:]) for loop in self._loops]
 
+    def deliveries(self) -> list[dict[str, Any]]:
+        """`report` of the last 100 steps for the metadata of a run; without groups that are still in their first 150.
+
+        The lr of the first step is the user's, and the gain is learnt in the steps that follow.
+        """
+        settled = {one.group for one in self.report() if one.steps >= _FIRST_COMPARED and one.requested > 0}
+        return [
+            {
+                "by": self._by,
+                "group": one.group,
+                "weights": len(loop.weights),
+                "steps": one.steps,
+                "requested": one.requested,
+                "delivered": one.delivered,
+                "behind": one.behind if math.isfinite(one.behind) else None,
+            }
+            for loop, one in zip(self._loops, self.report(_COMPARED), strict=True)
+            if one.group in settled
+        ]
+
     def state_dict(self) -> dict[str, Any]:
         """Checkpoint: numbers only."""
         names = ("last_epoch", "_step_count", "_last_lr", "base_lrs")
-        return {**{name: getattr(self, name) for name in names}, "loops": [loop.state_dict() for loop in self._loops]}
+        loops = [loop.state_dict() for loop in self._loops]
+        return {**{name: getattr(self, name) for name in names}, "loops": loops, "_is_due": self._is_due}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a checkpoint."""
@@ -228,17 +255,26 @@ class AngularSchedule(Hooked, LRScheduler):
             )
         for loop, state in zip(self._loops, state_dict["loops"], strict=True):
             loop.load_state_dict(state)
+        self._is_due = False  # in checkpoints of earlier versions, which lack it
         self.__dict__.update({name: value for name, value in state_dict.items() if name != "loops"})
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_step(self, _optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Set what something else has set; copy the weights; check gradients, unless a closure is to compute them."""
+        """Learn from the last step, unless `step` has; set what something else has set; copy the weights.
+
+        Gradients are checked, unless a closure is to compute them.
+        """
         if closure_of(args, kwargs) is None:
             self._invariance.check(self._weights)
+        if self._is_due:
+            self.step()
         self._overrule()
         for loop in self._loops:
             loop.remember()
             self._stepped_lr[loop.group] = as_number("lr", self.optimizer.param_groups[loop.group]["lr"])
+
+    def _after_step(self, _optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        self._is_due = True
 
     def _overrule(self) -> None:
         """Set the learning rates once more, or the weight decays if they were computed for another lr."""

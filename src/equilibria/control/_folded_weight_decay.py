@@ -28,7 +28,7 @@ from equilibria.control._scheduler import (
 )
 from equilibria.errors import EquilibriaError
 from equilibria.findings import counted
-from equilibria.optimizers.controllers import control_log
+from equilibria.optimizers.controllers import StandsFor, control_log
 from equilibria.optimizers.rules import follows
 from equilibria.tensors.invariance import Invariant, invariant_tensors
 from equilibria.tensors.layout import is_sharded
@@ -67,7 +67,7 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
     momentum may act on them. A step that does not happen (no gradient, infinite gradient under AMP) does not advance
     anything. After each step BatchNorm's running statistics behind the weights are rescaled, so eval mode is the same
     network too. Whenever P doubles, weights are halved and momentum is doubled, which is exact in floating point, so a
-    run never overflows.
+    run never overflows. `equilibria.watch` shows the run with weight decay: its lr, weight decay and norms.
 
     Args:
         scheduler: any torch scheduler of an SGD optimizer, or the optimizer itself for a constant learning rate. Call
@@ -101,6 +101,8 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
         >>> optimizer.param_groups[0]["weight_decay"], round(folded.scales[0], 6)
         (0.5, 1.108033)
     """
+
+    follows_settings = True
 
     def __init__(
         self,
@@ -142,6 +144,17 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
         """What it does, in a few words that follow its name."""
         return f"trains {counted(len(self._weights), 'weight')} without weight decay at a growing lr, the same network"
 
+    def stands_for(self) -> dict[int, StandsFor]:
+        """By folded group, the run with weight decay that its weights stand for."""
+        return {index: self._stands_for(self.optimizer.param_groups[index], index) for index in self._folded}
+
+    def _stands_for(self, group: Mapping[str, Any], index: int) -> StandsFor:
+        state, group_step = _state(group), self._in_step.get(index)
+        scale = math.exp(state.log_scale - state.exponent * math.log(2))
+        if group_step is None:
+            return StandsFor(float(group["lr"]), float(group["weight_decay"]), scale, state.q)
+        return StandsFor(group_step.lr, group_step.weight_decay, scale, state.q, group_step.step.alpha)
+
     @property
     def scales(self) -> dict[int, float]:
         """The stored weights divided by those of the run with weight decay, by parameter group."""
@@ -172,7 +185,7 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
             switch = to_weight_decay(_state(group))
             members = self._members(group)
             if members:
-                self._multiply(members, switch.weight, with_state=False)
+                self._multiply(members, switch.weight)
                 for weight, buffer in self._buffers(members):
                     buffer.mul_(switch.buffer).add_(weight, alpha=switch.buffer_from_weight)
                 self._statistics.rescale(self._names_of(members), switch.weight)
@@ -285,11 +298,11 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
         group[_LOG_SCALE], group[_Q], group[_EXPONENT] = state.log_scale, state.q, state.exponent
         group.update(group_step.extra)
 
-    def _multiply(self, members: list[Tensor], factor: float, *, with_state: bool = True) -> None:
-        """Multiply weights, and announce it; ``with_state`` if their momentum is divided by the factor, too."""
+    def _multiply(self, members: list[Tensor], factor: float) -> None:
+        """Multiply weights, which go on to stand for the same run, and announce it."""
         torch._foreach_mul_(members, factor)
         for weight in members:
-            control_log(self.optimizer).note_rescaling(weight, factor, with_state=with_state)
+            control_log(self.optimizer).note_rescaling(weight, factor, stands_for_same=True)
 
     def _park(self, group: dict[str, Any]) -> None:
         """Remove the decay's share from the momentum buffers, which torch neither uses nor updates at momentum 0.

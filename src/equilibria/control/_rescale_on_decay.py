@@ -61,9 +61,11 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
     The factors are ratios of equilibria: it keeps weights in equilibrium, but does not bring them there
     (`start_in_equilibrium` does). They are taken to be in the equilibrium of the lr that `start_in_equilibrium` used,
     else of the lr that the optimizer was made with (under OneCycleLR and CyclicLR of max_lr), or, if the optimizer has
-    stepped already, of its present lr. A warm-up to that lr leaves the norms alone: weights turn in proportion to lr,
-    as in any warm-up, and rescaling begins when lr has arrived there, or falls. The equilibrium norm of a small first
-    lr would be so small that the eps of normalisations would matter. Every later rise is followed like a fall.
+    stepped already, of its present lr. Without a scheduler the lr that the optimizer was made with is that of its
+    ``defaults``, or the group's own if that is higher, because the training loop may have set a small first lr already.
+    A warm-up to that lr leaves the norms alone: weights turn in proportion to lr, as in any warm-up, and rescaling
+    begins when lr has arrived there, or falls. The equilibrium norm of a small first lr would be so small that the eps
+    of normalisations would matter. Every later rise is followed like a fall.
 
     Args:
         scheduler: any torch scheduler, of which ``step()`` of this object takes the place, after the optimizer's; or an
@@ -95,6 +97,8 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         >>> {name: round(factor, 3) for name, factor in scheduler.last_factors.items()}
         {'0.weight': 0.669}
     """
+
+    follows_settings = True
 
     def __init__(
         self, scheduler: LRScheduler | Optimizer, *, model: nn.Module, invariant: Invariant, example: Any = None
@@ -195,7 +199,11 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         started = [log.equilibrium_lr[id(weight)] for weight in weights if id(weight) in log.equilibrium_lr]
         if self.scheduler.last_epoch > 0 or any(self.optimizer.state.get(weight) for weight in weights):
             return self._rule(index, group)
-        return self._rule(index, {**group, **({"lr": started[0]} if started else self.typed_settings(index))})
+        typed = {"lr": started[0]} if started else self.typed_settings(index)
+        made_with = self.optimizer.defaults.get("lr")
+        if not started and index in self.unscheduled and made_with is not None:
+            typed["lr"] = max(float(typed["lr"]), float(made_with))
+        return self._rule(index, {**group, **typed})
 
     # ---- a change of the settings
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -23,7 +23,12 @@ class SchedulerWrapper(LRScheduler):
     Args:
         scheduler: any torch scheduler, another wrapper, or an optimizer: then the lr counts that its groups have
             right before each step.
+
+    Attributes:
+        unscheduled: the parameter groups whose lr no scheduler has noted as its first.
     """
+
+    unscheduled: Set[int] = frozenset()
 
     def __init__(self, scheduler: LRScheduler | Optimizer) -> None:
         # The base class's constructor would set the learning rates once more, so it is not called.
@@ -33,7 +38,11 @@ class SchedulerWrapper(LRScheduler):
                     f"got scheduler={_kind(scheduler)}; expected a torch.optim.lr_scheduler, or an optimizer",
                     argument="scheduler",
                 )
-            scheduler = ConstantLR(unwrap_optimizer(scheduler), factor=1.0, total_iters=0)
+            inner = unwrap_optimizer(scheduler)
+            self.unscheduled = {i for i, group in enumerate(inner.param_groups) if "initial_lr" not in group}
+            scheduler = ConstantLR(inner, factor=1.0, total_iters=0)
+        elif isinstance(scheduler, SchedulerWrapper):
+            self.unscheduled = set(scheduler.unscheduled)
         self.scheduler = scheduler
         self.optimizer: Optimizer = unwrap_optimizer(scheduler.optimizer)
 
@@ -103,6 +112,7 @@ class Hooked:
     """
 
     optimizer: Optimizer
+    follows_settings = False  # whether it acts on what lr and weight decay are, rather than on them
     _handles: tuple[RemovableHandle, ...] = ()
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -10,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from equilibria.control._folded_weight_decay import FoldedWeightDecay
+from equilibria.optimizers.controllers import StandsFor
 from equilibria.tensors.invariance import Invariant
 from equilibria.theory.folding import FoldState, FoldStep
 from equilibria.theory.texp import Taper, taper, unfold_step
@@ -56,3 +59,12 @@ class TaperedExponential(FoldedWeightDecay):
         decay = weight_decay if self._instant_drop else weight_decay * lr / now.first_lr
         step = unfold_step(state, now.log_lr, weight_decay=decay, momentum=momentum)
         return step, {_TAPER: [now.log_lr, now.lr, now.first_lr, now.log_root]}
+
+    def _stands_for(self, group: Mapping[str, Any], index: int) -> StandsFor:
+        """The run with weight decay to which this step belongs exactly: its lr and decay are not the scheduler's."""
+        run, group_step = super()._stands_for(group, index), self._in_step.get(index)
+        if group_step is None:
+            return run
+        lr = math.exp(group_step.step.log_lr) * run.kept / run.scale**2
+        decay = (1 - run.kept) / lr - float(group["momentum"]) * run.share
+        return replace(run, lr=lr, weight_decay=max(decay, 0.0))

@@ -71,6 +71,7 @@ def summarise_and_diagnose(
         *_guarded(faults.loss_not_finite, run),
         *_guarded(faults.lr_is_zero, series),
         *_guarded(faults.skipped, series),
+        *_guarded(faults.angle_not_delivered, run),
         *_guarded(spikes.spikes, run),
         *_guarded(equilibrium.decay_missing, layers),
         *_guarded(assumptions.rounded_away, layers),

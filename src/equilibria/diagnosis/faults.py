@@ -20,6 +20,7 @@ _OF_TORCH = (
     *("Adadelta", "Adafactor", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "LBFGS", "Muon", "NAdam", "RAdam"),
     *("RMSprop", "Rprop", "SGD", "SparseAdam"),
 )  # by name: recorded runs are read without torch
+_AS_REQUESTED = 0.05  # relative error of a delivered angle that needs no finding
 _OFTEN = 0.01  # share of the steps: gradient scaling probes its largest scale more rarely
 
 
@@ -244,3 +245,25 @@ def failed_identities(checks: Sequence[IdentityCheck], layers: Sequence[Layer]) 
         "optimizer's rule moves the weights, or settings change between samples",
         worst.law,
     )
+
+
+def angle_not_delivered(run: SampledRun) -> Iterator[Finding]:
+    """Groups of weights that turn by another angle than a controller was asked for."""
+    for controller in run.metadata.get("controllers", ()):
+        for group in controller.get("delivered", ()):
+            ratio = group["delivered"] / group["requested"] if group["requested"] else 1.0
+            if abs(ratio - 1) <= _AS_REQUESTED:
+                continue
+            name, behind = controller["name"], group.get("behind")
+            late = f"; weight decay needs at least {counted(math.ceil(behind), 'more step')}" if behind else ""
+            yield Finding(
+                "note" if group["by"] == "weight_decay" else "warning",  # which cannot make a norm grow
+                f"{name} delivers {ratio:.2g} of the requested angle in parameter group {group['group']}",
+                f"its {counted(group['weights'], 'scale-invariant weight')} turned {group['delivered']:.3g} rad per "
+                f"step in its last {counted(group['steps'], 'step')} (root mean square); {group['requested']:.3g} was "
+                f"requested{late}",
+                f"to follow the request at once, by lr: {name}(optimizer, angle, model=model, invariant=sym)"
+                if group["by"] == "weight_decay"
+                else "for the same angle at every single step: Rotational(optimizer, model=model, invariant=sym)",
+                "",
+            )

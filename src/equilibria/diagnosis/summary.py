@@ -406,6 +406,9 @@ def _first(recent: Series, name: str) -> Array:
 def _lr_runs_out(recent: Series) -> Array:
     """Whether lr falls steadily and, at its present pace, reaches 0 before the layer can settle."""
     moves = recent.sums(setting_changes(recent).astype(np.float64)) > recent.counts / 2
+    rises = np.diff(recent.columns["lr"], prepend=np.nan) > 0
+    rises[recent.first[:-1][recent.counts > 0]] = False
+    moves &= recent.sums(rises.astype(np.float64)) == 0
     fall = _first(recent, "lr") - recent.last("lr")
     pace = fall / np.maximum(recent.last("step") - _first(recent, "step"), 1)
     return np.asarray(moves & (recent.last("steps_to_settle") * pace > recent.last("lr")))

@@ -47,7 +47,14 @@ from equilibria.monitor.reading import (
 )
 from equilibria.monitor.sampler import Sampler
 from equilibria.monitor.settings_log import SettingsLog
-from equilibria.optimizers.controllers import AngleController, Rescaled, control_log, order_hooks
+from equilibria.optimizers.controllers import (
+    AngleController,
+    Rescaled,
+    StandIn,
+    StandsFor,
+    control_log,
+    order_hooks,
+)
 from equilibria.optimizers.rules import GroupRule, follows, rule_of_group
 from equilibria.tensors.inner_products import MovesPass, ProductsPass
 from equilibria.tensors.layout import densify, is_sharded, local, rows
@@ -209,8 +216,7 @@ class OptimizerHooks:
         try:
             self.step = max(self.last_step + 1, self._sampler.latest)
             jumps = self._sampler.automatic and any(
-                log.jumps(self.count, group)
-                for log, group in zip(self.settings, self.optimizer.param_groups, strict=False)
+                log.jumps(self.count, group) for log, group in zip(self.settings, self.groups, strict=False)
             )
             self._is_due = self._sampler.is_due(self._index, count=self.count, step=self.step, jumps=jumps)
             closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -233,7 +239,7 @@ class OptimizerHooks:
             self._in_hook = False
 
     def _look_before(self, *, has_closure: bool) -> None:
-        for log, group in zip(self.settings, self.optimizer.param_groups, strict=False):
+        for log, group in zip(self.settings, self.groups, strict=False):
             log.note(self.count, group, sampled=self._is_due)
         self._note_rescalings()
         for index in self._marks.changed(self._own_changes()):
@@ -278,10 +284,8 @@ class OptimizerHooks:
         if self._noted_count == self._control.count:
             return
         before, self._noted, self._noted_count = self._noted, self._announced(), self._control.count
-        pairs = list(zip(before, self._noted, strict=True))
-        self._rescalings.append((self.count, [math.exp(new.log_scale - old.log_scale) for old, new in pairs]))
-        restarts = [new.restarts > old.restarts for old, new in pairs]
-        self._started = [started and not restart for started, restart in zip(self._started, restarts, strict=True)]
+        pairs = zip(before, self._noted, strict=True)
+        self._rescalings.append((self.count, [math.exp(new.log_change - old.log_change) for old, new in pairs]))
 
     def _own_changes(self) -> list[tuple[int, float]] | None:
         """For the tensors that are compared, what controllers announced since the weights were marked."""
@@ -298,10 +302,25 @@ class OptimizerHooks:
 
     @property
     def groups(self) -> Sequence[dict[str, Any]]:
-        """The optimizer's parameter groups; the last ones it had if some have been removed since."""
+        """The optimizer's parameter groups; the last ones it had if some have been removed since.
+
+        With the settings of the run that their weights stand for, under a controller that trains such weights.
+        """
         if len(self.optimizer.param_groups) >= len(self._groups):
             self._groups = list(self.optimizer.param_groups)
-        return self._groups
+        groups = self._groups
+        for index, run in self._stands_for().items():
+            groups = [
+                *groups[:index],
+                {**groups[index], "lr": run.lr, "weight_decay": run.weight_decay},
+                *groups[index + 1 :],
+            ]
+        return groups
+
+    def _stands_for(self) -> dict[int, StandsFor]:
+        """By parameter group, what its weights stand for; none of them under no such controller."""
+        runs = (one.stands_for() for one in self._control.controllers if isinstance(one, StandIn))
+        return {index: run for of_controller in runs for index, run in of_controller.items()}
 
     # ---- a reading
 
@@ -332,6 +351,7 @@ class OptimizerHooks:
             changed=list(self._changed),
             starts=list(none),
             promised=promised,
+            stands_for=self._stands_for(),
             found_inf=getattr(self.optimizer, "found_inf", None),
             grad_scale=getattr(self.optimizer, "grad_scale", None),
         )
@@ -367,6 +387,7 @@ class OptimizerHooks:
 
     def _read_after(self, reading: StepReading) -> None:
         refresh, one_pass = self._sampler.every == 1, MovesPass(reading.products)
+        standing = self._stands_for()
         for index, layer in enumerate(self.watched):
             gradient = layer.param.grad if reading.late[index] else None
             if reading.copied[index]:  # a closure need not reach every tensor
@@ -375,6 +396,10 @@ class OptimizerHooks:
                 self._products(reading, index).fill_(torch.nan)
             elif reading.copied[index]:
                 row, shrink = self._rows[index].start, reading.combinations[index].shrink
+                if layer.group in reading.stands_for:
+                    shrink = 0.0  # of the stored weight; what it stands for keeps a share that is known only now
+                    kept = standing[layer.group].kept if layer.group in standing else 1.0
+                    reading.combinations[index] = Combination(0.0, 0.0, 1 - kept)
                 self._probes[index].compare(one_pass, row, gradient, shrink=shrink, refresh=refresh)
                 if reading.unread[index]:
                     self._products(reading, index)[:, 1:3] = torch.nan

@@ -33,7 +33,7 @@ from equilibria.monitor.reading import PRODUCTS, StepReading
 from equilibria.monitor.sample_rows import SampleBuilder
 from equilibria.monitor.sampler import Sampler
 from equilibria.optimizers.budget import Every
-from equilibria.optimizers.controllers import control_log
+from equilibria.optimizers.controllers import AngleSchedule, Controller, control_log
 from equilibria.optimizers.rules import GroupRule, rule_text
 from equilibria.tensors.invariance import Invariant, with_invariance
 from equilibria.tensors.layout import local
@@ -106,6 +106,8 @@ class Monitor:
         self._select = select if select is None or callable(select) else select_patterns(select)
         watched = find_watched(model, unwrapped, select=self._select, by_row=granularity == "row")
         watched = watched if invariant is None else with_invariance(watched, invariant, model=model)
+        in_model = {id(param): place for place, param in enumerate(model.parameters())}
+        self._places = {id(layer.param): in_model.get(id(layer.param), len(in_model)) for layer in watched}
         self._sinks: list[Sink] = []
         if not isinstance(sinks, Iterable):
             raise EquilibriaError(
@@ -153,7 +155,10 @@ class Monitor:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Versions, sampling, optimizers, controllers and every watched weight with its law, in values for JSON."""
+        """Versions, sampling, optimizers, controllers and every watched weight with its law, in values for JSON.
+
+        Weights come in the order of the model, those that it does not contain last.
+        """
         optimizers = [hooks.optimizer for hooks in self._hooks]
         laws = [hooks.laws for hooks in self._hooks]
         rules = [[None if law.rule is None else _describe_rule(law.rule) for law in of_groups] for of_groups in laws]
@@ -165,14 +170,20 @@ class Monitor:
             "steps_per_epoch": self._steps_per_epoch,
             "optimizers": [_describe_optimizer(*pair) for pair in zip(optimizers, laws, strict=True)],
             "controllers": [
-                {"optimizer": index, "name": type(controller).__name__, "promise": controller.promise}
+                {"optimizer": index, **_describe_controller(controller)}
                 for index, optimizer in enumerate(optimizers)
                 for controller in control_log(optimizer).controllers
             ],
             "params": [
                 unit
-                for hooks, of_groups, described in zip(self._hooks, laws, rules, strict=True)
-                for layer in hooks.watched
+                for hooks, of_groups, described, layer in sorted(
+                    (
+                        (hooks, of_groups, described, layer)
+                        for hooks, of_groups, described in zip(self._hooks, laws, rules, strict=True)
+                        for layer in hooks.watched
+                    ),
+                    key=lambda entry: self._places[id(entry[3].param)],
+                )
                 for unit in (
                     _describe_units(layer, of_groups[layer.group], described[layer.group])
                     if hooks.promised(layer) is None
@@ -462,6 +473,11 @@ def _describe_optimizer(optimizer: torch.optim.Optimizer, laws: Sequence[GroupRu
     kind = type(optimizer).__name__
     texts = [kind if law.rule is None else rule_text(law.rule) for law in laws]
     return {"class": kind, "settings": "; ".join(dict.fromkeys(texts))}
+
+
+def _describe_controller(controller: Controller) -> dict[str, Any]:
+    described = {"name": type(controller).__name__, "promise": controller.promise}
+    return described | ({"delivered": controller.deliveries()} if isinstance(controller, AngleSchedule) else {})
 
 
 def _describe_units(

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from equilibria.errors import EquilibriaError
 from equilibria.monitor.settings_log import SettingsLog
+from equilibria.optimizers.controllers import StandsFor
 from equilibria.optimizers.rules import GroupRule
 from equilibria.tensors.inner_products import MovesPass, ProductsPass
 from equilibria.tensors.layout import aligned, as_real, copy_of, densify, flat, local
@@ -64,8 +65,9 @@ class StepReading:
         starts: whether the prediction of this tensor starts at this step.
         promised: radians by which a controller turns this tensor in this step, NaN if it does not say; None for a
             tensor that no controller turns.
-        rescalings: what controllers multiplied the tensors by since the previous reading: the count of the step that
-            followed, and one factor per tensor; added last.
+        stands_for: by parameter group, the run that its stored weights stand for.
+        rescalings: what controllers multiplied the tensors by since the previous reading (what they stand for, if they
+            stand for others): the count of the step that followed, and one factor per tensor; added last.
         grown: whether parameters were added to the optimizer since the previous reading.
         steps_taken: step count in the optimizer's own state.
         found_inf: not 0 if a fused optimizer skips the step; None if it cannot skip.
@@ -86,6 +88,7 @@ class StepReading:
     changed: list[bool]
     starts: list[bool]
     promised: list[float | None]
+    stands_for: dict[int, StandsFor] = field(default_factory=dict)
     rescalings: list[tuple[int, list[float]]] = field(default_factory=list)
     grown: bool = False
     steps_taken: float = 0.0

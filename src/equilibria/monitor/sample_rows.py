@@ -98,6 +98,8 @@ class SampleBuilder:
         with np.errstate(all="ignore"):  # gradients and weights may be anything, and the samples say so
             if reading.grad_scale is not None:
                 products = self._unscaled(reading, products)
+            if reading.stands_for:
+                products = self._of_runs_stood_for(reading, products)
             measured = self._measured(reading, products)
             lr, weight_decay, momentum = np.array([settings[group][:3] for group in self._distinct])[self._group_rows].T
             changed, jumped = self._changed(reading, measured, lr)
@@ -160,6 +162,25 @@ class SampleBuilder:
         products[:, 1] /= scale
         products[:, 2] /= scale * scale
         products[combined, 4] /= scale
+        return products
+
+    def _of_runs_stood_for(self, reading: StepReading, products: Array) -> Array:
+        """The products of the weights, gradients and buffers that stored ones stand for (`StandsFor`).
+
+        With ``w = w~/P``, ``g = P g~``, ``v = P v~ + q w`` and, for a measured move, ``w' = (1 - s) w + e`` with
+        ``1 - s = P/P'`` and ``e = (P/P') e~ / P``.
+        """
+        products, combined = products.copy(), self._per_row(reading.combined).astype(bool)
+        for group, run in reading.stands_for.items():
+            rows, p, q = self._groups == group, run.scale, run.share
+            ww, wg, gg, x, y, z, wm, mm, second = products[rows].T
+            ww, gg = ww / p**2, gg * p**2
+            kept = 1 - self._per_row(reading.combinations)[rows, 2]
+            with_buffer = x + q * ww, p**2 * y + q * wg, p**2 * z + 2 * q * x + q * q * ww
+            with_move = kept * x / p**2, kept**2 * y / p**2, z
+            moved = (np.where(combined[rows], a, b) for a, b in zip(with_buffer, with_move, strict=True))
+            start = wm + q * ww, p**2 * mm + 2 * q * wm + q * q * ww
+            products[rows] = np.stack([ww, wg, gg, *moved, *start, second], axis=1)
         return products
 
     def _measured(self, reading: StepReading, products: Array) -> MeasuredStep:

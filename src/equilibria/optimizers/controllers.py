@@ -16,7 +16,7 @@ CONTROL_LOG = "equilibria_control"
 
 
 class Controller(Protocol):
-    """Acts on the settings of an optimizer or on its weights."""
+    """Acts on the settings of an optimizer, or on its weights: then ``follows_settings`` is true."""
 
     @property
     def promise(self) -> str:
@@ -36,19 +36,57 @@ class AngleController(Controller, Protocol):
         """
 
 
+@runtime_checkable
+class AngleSchedule(Controller, Protocol):
+    """Sets lr or weight decay so that some weights turn by a requested angle, and measures whether they do."""
+
+    def deliveries(self) -> list[dict[str, Any]]:
+        """By parameter group, the requested and the delivered angle of the last steps, in values for JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class StandsFor:
+    """The run that the stored weights w~ and momentum buffers v~ of a parameter group stand for.
+
+    Its weights are ``w = w~ / scale`` and its buffers ``v = scale v~ + share w``.
+
+    Attributes:
+        lr: of that run.
+        weight_decay: of that run.
+        scale: stored weight over the weight that it stands for, before the step.
+        share: of that weight in its momentum buffer, which the stored buffer lacks, before the step.
+        kept: the scale before the present step over the one after it; 1 between steps.
+    """
+
+    lr: float
+    weight_decay: float
+    scale: float
+    share: float
+    kept: float = 1.0
+
+
+@runtime_checkable
+class StandIn(Controller, Protocol):
+    """Trains weights that stand for those of another run, the same network."""
+
+    def stands_for(self) -> dict[int, StandsFor]:
+        """By parameter group, what its weights stand for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rescaled:
     """All that controllers did to one weight so far.
 
     Attributes:
         log_scale: logarithm of the factor by which they multiplied it.
+        log_change: logarithm of the factor by which that changed the weight that it stands for (`StandsFor`), or
+            itself if it stands for no other.
         changes: number of in-place changes, as torch counts them.
-        restarts: number of changes that did not scale the optimizer's state along.
     """
 
     log_scale: float = 0.0
+    log_change: float = 0.0
     changes: int = 0
-    restarts: int = 0
 
 
 class ControlLog:
@@ -66,19 +104,21 @@ class ControlLog:
         self.equilibrium_lr: dict[int, float] = {}
         self._rescaled: dict[int, Rescaled] = {}
 
-    def note_rescaling(self, weight: object, factor: float, *, changes: int = 1, with_state: bool = True) -> None:
-        """Announce that a weight was multiplied by a factor.
+    def note_rescaling(self, weight: object, factor: float, *, changes: int = 1, stands_for_same: bool = False) -> None:
+        """Announce that a weight was multiplied by a factor, first moments by 1/factor and second ones by its square.
 
         Args:
             weight: the tensor.
             factor: what it was multiplied by, above 0.
             changes: in-place changes that this took.
-            with_state: whether first moments were multiplied by 1/factor and second moments by its square.
+            stands_for_same: whether the weight and its state stand for the same as before (`StandsFor`).
         """
         self.count += 1
-        known = self.of(weight)
+        known, log_factor = self.of(weight), math.log(factor)
         self._rescaled[id(weight)] = Rescaled(
-            known.log_scale + math.log(factor), known.changes + changes, known.restarts + (not with_state)
+            known.log_scale + log_factor,
+            known.log_change + (0.0 if stands_for_same else log_factor),
+            known.changes + changes,
         )
 
     def of(self, weight: object) -> Rescaled:
@@ -118,14 +158,18 @@ def order_hooks(optimizer: Any) -> None:
     """Let controllers act before all other hooks that precede a step, and after all others that follow it.
 
     Hooks then see the settings and weights that a step is taken with, and the weights that it leaves, in whatever order
-    they were registered. Controllers keep their own order: one that wraps another acts after it.
+    they were registered. Controllers that follow the settings (``follows_settings``) act after those that make them;
+    otherwise controllers keep their own order: one that wraps another acts after it.
     """
-    own = {id(controller) for controller in control_log(optimizer).controllers}
+    controllers = control_log(optimizer).controllers
+    own = {id(controller) for controller in controllers}
+    following = {id(controller) for controller in controllers if getattr(controller, "follows_settings", False)}
     before: OrderedDict[int, Any] = optimizer._optimizer_step_pre_hooks
     after: OrderedDict[int, Any] = optimizer._optimizer_step_post_hooks
-    for key, hook in list(before.items()):
-        if id(getattr(hook, "__self__", None)) not in own:
-            before.move_to_end(key)
+    owners = {key: id(getattr(hook, "__self__", None)) for key, hook in before.items()}
+    foreign = [key for key, owner in owners.items() if owner not in own]
+    for key in [*(key for key, owner in owners.items() if owner in following), *foreign]:
+        before.move_to_end(key)
     for key, hook in list(after.items()):
         if id(getattr(hook, "__self__", None)) in own:
             after.move_to_end(key)

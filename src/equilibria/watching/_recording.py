@@ -99,6 +99,11 @@ class Recording:
         return self._requested if self._resumes else _next_free(self._requested)
 
     @property
+    def resumes(self) -> bool:
+        """Whether rows are appended to the run that a checkpoint belongs to."""
+        return self._resumes
+
+    @property
     def failure(self) -> str | None:
         """The error that stopped the writing, or None."""
         return None if self._writer is None else self._writer.failure

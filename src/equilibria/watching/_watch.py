@@ -12,12 +12,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from torch import nn
 
 from equilibria._display import Printable
+from equilibria.errors import EquilibriaError, WatchWarning, warn_in_training
 from equilibria.findings import Finding, counted
 from equilibria.monitor.monitor import Granularity, Monitor, Sink
 from equilibria.optimizers.budget import Every
+from equilibria.records import read_record
 from equilibria.records._at_exit import close_at_exit, forget
 from equilibria.records.tables import METRICS, STATES
 from equilibria.tensors.invariance import Invariant
@@ -143,6 +146,8 @@ class WatchedRun:
     def __init__(self, monitor: Monitor, recording: Recording | None, *, on_finding: OnFinding | None = None) -> None:
         self._monitor, self._recording = monitor, recording
         self._tracker: SharpnessTracker | None = None
+        self._resumed_at: int | None = None  # steps before the loaded checkpoint; None once they are read
+        self._before: tuple[pa.Table | None, pa.Table | None] = (None, None)
         self._alerts: FindingAlerts | None = None
         if on_finding is not None and is_first_process():
             self._alerts = FindingAlerts(on_finding, self.findings)
@@ -176,8 +181,11 @@ class WatchedRun:
         return None if self._recording is None else self._recording.directory
 
     def samples(self) -> pa.Table:
-        """The sample table so far; see `equilibria.records.tables` for its columns."""
-        return self._monitor.samples()
+        """The sample table so far; see `equilibria.records.tables` for its columns.
+
+        A run that was resumed from a checkpoint and appends to its record includes the samples from before.
+        """
+        return _joined(self._earlier()[0], self._monitor.samples())
 
     def log(self, *, step: int | None = None, **numbers: Any) -> None:
         """Record numbers of the training itself, such as its loss, to see them above the angles.
@@ -215,13 +223,26 @@ class WatchedRun:
     def metrics(self) -> pa.Table:
         """The logged numbers so far: columns ``step``, ``name`` and ``value``, sorted by step.
 
-        Beyond a million numbers the longest series loses every second one, again and again; the record has all.
+        Beyond a million numbers the longest series loses every second one, again and again; the record has all. A run
+        that was resumed from a checkpoint and appends to its record includes the numbers from before.
         """
-        return self._monitor.metrics()
+        return _joined(self._earlier()[1], self._monitor.metrics())
+
+    def _earlier(self) -> tuple[pa.Table | None, pa.Table | None]:
+        """Samples and metrics of the record from before the checkpoint that was loaded; read when first needed."""
+        if self._resumed_at is not None and self._recording is not None and self._recording.resumes:
+            end, self._resumed_at = self._resumed_at, None
+            try:
+                record = read_record(self._recording.directory)
+                tables = record.samples(), record.metrics()
+                self._before = tables[0].filter(pc.field("step") < end), tables[1].filter(pc.field("step") < end)
+            except EquilibriaError as error:  # a record that cannot be read: what this session measured is there
+                warn_in_training(f"the samples from before step {end:,} are not shown: {error}", WatchWarning)
+        return self._before
 
     def findings(self) -> tuple[Finding, ...]:
         """What the samples mean, most serious first; then the findings of a sharpness tracker of the same run."""
-        return (*self._monitor.findings(), *(self._tracker.findings() if self._tracker else ()))
+        return self._diagnosed(self.samples())[1]
 
     def flush(self) -> None:
         """Turn all queued readings into samples and write them to ``log_dir``."""
@@ -283,6 +304,7 @@ class WatchedRun:
             EquilibriaError: if it is not the state of a monitor, or that of other weights.
         """
         self._monitor.load_state_dict(state)
+        self._resumed_at, self._before = self._monitor.step, (None, None)
         if self._recording is not None:
             self._recording.resume_from(state.get(_RECORD, {}))
         if self._alerts is not None:
@@ -371,6 +393,12 @@ class WatchedRun:
         """Include a sharpness tracker in findings and report; returns the recording that it may write into."""
         self._tracker = tracker
         return self._recording
+
+
+def _joined(earlier: pa.Table | None, now: pa.Table) -> pa.Table:
+    if earlier is None:
+        return now
+    return pa.concat_tables([earlier.select(now.column_names).cast(now.schema), now]).unify_dictionaries()
 
 
 def _states(samples: pa.Table, layers: int) -> str:
