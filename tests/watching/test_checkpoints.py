@@ -30,6 +30,7 @@ import os, signal, sys
 import torch
 from tests.helpers.watched_worlds import make_net, train
 import equilibria as eq
+import equilibria.tensors._product_loops, equilibria.watching._watch  # once, for all children
 
 torch.set_num_threads(1)
 
