@@ -88,3 +88,13 @@ def rounded(value: float, *, digits: int = 3, all_digits: bool = False) -> str:
         return "–"
     text = f"{value:{'#' if all_digits else ''}.{digits}g}"
     return re.sub(r"e([+-])0*", lambda exponent: "e-" if exponent[1] == "-" else "e", text)
+
+
+def plain(value: float, *, digits: int = 2) -> str:
+    """A factor or a level: so many significant digits, whole numbers up to a million, never 1.2e+02.
+
+    Example:
+        >>> plain(2.345), plain(123.4), plain(12345.6), plain(1.2e7), plain(-0.00012)
+        ('2.3', '123', '12,346', '1.2e7', '-0.00012')
+    """
+    return f"{value:,.0f}" if 10**digits <= abs(value) < 1e6 else rounded(value, digits=digits)

@@ -196,6 +196,29 @@ def test_three_largest_of_many_spikes_in_their_order(calm):
     assert [re.search(r"at step ([\d,]+) and", finding.subject)[1] for finding in findings] == ["500", "1,100", "1,400"]
 
 
+def test_bad_batches_close_to_each_other_are_all_reported(calm):
+    """The first of them, in the window of the next ones, must not make these look usual."""
+    values = noisy()
+    values[[300, 330, 370]] += [9, 8, 7]
+    findings = list(spikes(logged(calm, values)))
+    assert [re.search(r"at step (\d+) and", finding.subject)[1] for finding in findings] == ["300", "330", "370"]
+
+
+def test_a_level_of_hundreds_is_written_without_an_exponent(calm):
+    assert re.match(
+        r"loss rose from (9\d\d|1,0\d\d) to 5,\d\d\d at step 300", the_spike(logged(calm, 1000 * spiky())).subject
+    )
+
+
+def test_gradients_out_of_line_at_several_steps_are_not_one_bad_batch():
+    planted = world(RULE, 400, layers=LAYERS, dim=64, unit_grad_sq=lambda step: 900.0 if 300 <= step < 303 else 1.0)
+    values = spiky(lasts=3)
+    values[302] += 1  # the peak
+    finding = the_spike(logged(sampled_run(planted.samples, metadata=planted.metadata), values))
+    assert "in the same step the gradient of 3 of 3 layers" in finding.evidence
+    assert "one bad batch" not in finding.evidence
+
+
 # ---- what came first
 
 

@@ -121,7 +121,7 @@ def sample_weights(step: Array, first: Array) -> Array:
     after = np.append(before[1:], 0.0)
     mean = (step[end] - step[begin]) / np.maximum(end - begin, 1) / 2
     before[begin], after[end] = np.minimum(after[begin], mean), np.minimum(before[end], mean)
-    return np.maximum(before + after, 1.0)
+    return np.asarray(np.maximum(before + after, 1.0))
 
 
 def effective_count(weights: Array) -> Array:

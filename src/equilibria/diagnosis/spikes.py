@@ -19,7 +19,7 @@ import numpy as np
 from equilibria.diagnosis.metadata import short
 from equilibria.diagnosis.run import SampledRun
 from equilibria.diagnosis.series import SETTINGS, Array
-from equilibria.findings import Finding, counted, joined
+from equilibria.findings import Finding, counted, joined, plain, rounded
 from equilibria.records.tables import CHANGED_OUTSIDE, NOTES
 
 _WINDOW, _LEAST = 100, 30  # values before a spike that make its level: at most, at least
@@ -31,6 +31,7 @@ _LEAST_RISE = 0.1  # of the level
 _BACK, _TO_BE_BACK = 3, 5  # a loss is back if the median of five values is within three standard deviations
 _TO_BE_LOST = 10  # values after the rise from which on a loss that is not back counts as lost
 _MOST = 3  # findings about spikes
+_MOST_RISES = 30  # of one loss that are looked at
 
 _HIGH = 5.0  # times its recent median: a gradient or an angle that is a finding by itself
 _HIGH_SCATTERS, _HIGH_ABOVE = 8, 3  # the same in standard deviations of its log, and over the highest in the window
@@ -134,10 +135,12 @@ def _is_loss(name: str) -> bool:
 def _rises(step: Array, values: Array) -> Iterator[LossRise]:
     finite = np.isfinite(values)
     step, values = step[finite], values[finite]
-    resume = 0
-    for row, level, scatter, beyond in _far_above(values):
-        if row < resume:
-            continue
+    usual, resume = values.copy(), 0
+    for _ in range(_MOST_RISES):
+        found = next((place for place in _far_above(usual) if place[0] >= resume), None)
+        if found is None:
+            return
+        row, level, scatter, beyond = found
         later = values[row + 1 :]
         ends: Array = np.zeros(0, dtype=np.int64)
         if len(later) >= _TO_BE_BACK:
@@ -163,6 +166,8 @@ def _rises(step: Array, values: Array) -> Iterator[LossRise]:
             now=float(np.median(values[max(peak, len(values) - _TO_BE_BACK) :])),
         )
         resume = end + 1
+        if back:
+            usual[row:end] = level  # or it would hide the next ones, as long as it is in their window
 
 
 def _far_above(values: Array) -> Iterator[tuple[int, float, float, float]]:
@@ -227,13 +232,13 @@ def _about_loss(run: SampledRun, name: str, rise: LossRise) -> Finding:
         f"between the values logged at steps {rise.before:,} and {rise.first:,}" if apart else f"at step {rise.first:,}"
     )
     peak = "" if rise.peak_step == rise.first else f" (peak at step {rise.peak_step:,})"
-    subject = f"{name} rose from {rise.level:.3g} to {rise.peak:.3g}{peak} {when}"
+    subject = f"{name} rose from {plain(rise.level, digits=3)} to {plain(rise.peak, digits=3)}{peak} {when}"
     if rise.back:
         subject += f" and was back at step {rise.last:,}"
     elif lost:
-        subject += f" and has not come back: it is {rise.now:.3g} at step {rise.last:,}"
+        subject += f" and has not come back: it is {plain(rise.now, digits=3)} at step {rise.last:,}"
     signs = _signs(run, rise.before, rise.peak_step, spike=rise.first)
-    evidence = f"{rise.level:.3g} is the median of the {counted(rise.values, 'value')} before; "
+    evidence = f"{plain(rise.level, digits=3)} is the median of the {counted(rise.values, 'value')} before; "
     evidence += _in_order(run, signs, name=name, rise=rise)
     if not rise.back and not lost:
         evidence += f"; only {counted(rise.later, 'value')} logged since: too few to say whether it comes back"
@@ -309,7 +314,7 @@ def _lr_signs(run: SampledRun, low: int, high: int) -> list[Sign]:
     if not rises:
         return []
     step, before, factor = min(rises)
-    text = f"lr was multiplied by {factor:.3g} {_when(before, step)}"
+    text = f"lr was multiplied by {plain(factor, digits=3)} {_when(before, step)}"
     for excursion in _excursions(run):
         if excursion.first == step and excursion.factor > 1:
             text = excursion.text
@@ -387,9 +392,9 @@ def _which(factors: Sequence[tuple[float, str]], examined: int, verb: str = "was
     """The layers with their factors: the name of one, or how many and the most affected of them."""
     (largest, name), *others = sorted(factors, key=lambda pair: (-pair[0], pair[1]))
     if not others:
-        return f"{name} {verb} {largest:.2g} times"
+        return f"{name} {verb} {plain(largest)} times"
     names = joined([name, *(other for _, other in others)], most=3)
-    return f"{len(factors):,} of {examined:,} layers ({names}) {verb} up to {largest:.2g} times"
+    return f"{len(factors):,} of {examined:,} layers ({names}) {verb} up to {plain(largest)} times"
 
 
 def _in_order(run: SampledRun, signs: Sequence[Sign], *, name: str = "", rise: LossRise | None = None) -> str:
@@ -409,7 +414,7 @@ def _in_order(run: SampledRun, signs: Sequence[Sign], *, name: str = "", rise: L
         )
         text = ("first or at the same time " if unclear else "first ") + "; then ".join(parts)
     text += "".join(f"; then {sign.text}" for sign in signs if sign not in before)
-    if _one_batch(before, rise) and not any(sign.kind == "lr" for sign in signs):
+    if _one_batch(before) and not any(sign.kind == "lr" for sign in signs):
         text += "; lr was unchanged, and no layer was out of line in the samples before: as one bad batch does"
     return text + _not_sampled(run, rise.first)
 
@@ -418,11 +423,11 @@ def _has_usual(run: SampledRun, before: int) -> bool:
     return int(np.count_nonzero(_sampled_steps(run) <= before)) >= _LEAST_USUAL + _STEPS_BEFORE
 
 
-def _one_batch(before: Sequence[Sign], rise: LossRise) -> bool:
-    """Whether a gradient is the first and only sign: together with the loss, or at one step just before it."""
+def _one_batch(before: Sequence[Sign]) -> bool:
+    """Whether a gradient at one step is the first and only sign: together with the loss, or just before it."""
     if [sign.kind for sign in before] != ["gradient"]:
         return False
-    return before[0].step == rise.first or before[0].once
+    return before[0].once
 
 
 def _not_sampled(run: SampledRun, step: int) -> str:
@@ -467,7 +472,7 @@ class Excursion:
     @property
     def text(self) -> str:
         """The excursion in words, with the samples that limit it."""
-        times = f"{max(self.factor, 1 / self.factor):.3g} times {'higher' if self.factor > 1 else 'lower'}"
+        times = f"{plain(max(self.factor, 1 / self.factor), digits=3)} times {'higher' if self.factor > 1 else 'lower'}"
         steps = f"step {self.first:,}" if self.first == self.last else f"steps {self.first:,} to {self.last:,}"
         if self.first - self.before <= 1 and self.after - self.last <= 1:
             return f"lr was {times} at {steps}"
@@ -535,10 +540,11 @@ def _loss_around(excursion: Excursion, losses: Mapping[str, tuple[Array, Array]]
         before = values[step <= excursion.before][-_WINDOW:]
         inside = (step > excursion.first) & (step <= excursion.after + _STEPS_BEFORE)
         if len(before) > _LEAST and inside.any():
+            numbers = (np.max(values[inside]), np.median(before), np.max(before))
+            highest, level, usual = (plain(float(number), digits=3) for number in numbers)
             return (
-                f"; {name} was at most {np.max(values[inside]):.3g} over steps {int(step[inside][0]):,}-"
-                f"{int(step[inside][-1]):,}, after {np.median(before):.3g} (median) and {np.max(before):.3g} (highest) "
-                f"of the {counted(len(before), 'value')} before"
+                f"; {name} was at most {highest} over steps {int(step[inside][0]):,}-{int(step[inside][-1]):,}, after "
+                f"{level} (median) and {usual} (highest) of the {counted(len(before), 'value')} before"
             )
     return ""
 
@@ -608,7 +614,7 @@ def _about_gradient(run: SampledRun, spike: High) -> Finding:
     evidence = _in_order(run, signs) if signs else f"no single layer was out of line{_not_sampled(run, spike.step)}"
     return Finding(
         "note",
-        f"{spike.what} {spike.factor:.2g} times its recent median at step {spike.step:,}",
+        f"{spike.what} {plain(spike.factor)} times its recent median at step {spike.step:,}",
         f"{evidence}; no loss was logged",
         f"{_remedy(run, signs, spike.step - 1)}; to see what it does to the loss: monitor.log(loss=loss) at every step",
         "",
@@ -643,14 +649,16 @@ def _clip(run: SampledRun, before: int, rise: LossRise | None) -> str:
     median = float(np.median(total))
     steps = f"the samples of steps {int(step[0]):,} to {int(step[-1]):,}"
     if _MAD * float(np.median(np.abs(np.log(total / median)))) < _CLIPPED:
-        usual_norm = f"gradients arrive with a total norm of {median:.2g} in {steps}: they are clipped already"
+        usual_norm = (
+            f"gradients arrive with a total norm of {rounded(median, digits=2)} in {steps}: they are clipped already"
+        )
         if rise is None:
             return usual_norm
-        limit = f"{rise.level + (rise.peak - rise.level) / 2:.2g}"
+        limit = f"{rounded(rise.level + (rise.peak - rise.level) / 2, digits=2)}"
         return f"{usual_norm}. To leave such a batch out: if loss.item() > {limit}: continue, before loss.backward()"
     return (
         "to bound what one batch does: "
-        f"torch.nn.utils.clip_grad_norm_(model.parameters(), {2 * median:.2g}) before optimizer.step(); "
+        f"torch.nn.utils.clip_grad_norm_(model.parameters(), {rounded(2 * median, digits=2)}) before optimizer.step(); "
         f"that is twice the median total gradient norm of the watched parameters over {steps}"
     )
 

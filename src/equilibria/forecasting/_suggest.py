@@ -333,7 +333,7 @@ def _present_angle(cohort: Cohort) -> Array:
     """Root mean square angle of every layer over the last samples, each weighted by the steps it stands for."""
     angle, step = cohort.angle[-_PRESENT_SAMPLES:], cohort.step[-_PRESENT_SAMPLES:]
     weight = np.where(np.isfinite(angle), sample_weights(step, np.array([0, len(step)]))[:, None], 0.0)
-    return np.sqrt(np.sum(weight * np.nan_to_num(angle) ** 2, axis=0) / np.sum(weight, axis=0))
+    return np.asarray(np.sqrt(np.sum(weight * np.nan_to_num(angle) ** 2, axis=0) / np.sum(weight, axis=0)))
 
 
 def _wanted(target: AngleTarget, layers: RecordedLayers, space: _Space, fits: list[Fit], shown: Steps) -> Array:
