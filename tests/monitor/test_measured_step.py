@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.helpers.odd_tensors import slow_angle
 
 from equilibria.errors import EquilibriaError
+from equilibria.monitor.monitor import Monitor
 from equilibria.monitor.reading import MeasuredStep, angle_between
 
 
@@ -133,3 +134,39 @@ def test_angle_between_complex_tensors_counts_both_parts():
 def test_angle_between_refuses_what_has_no_direction(first, second, message):
     with pytest.raises(EquilibriaError, match=message):
         angle_between(first, second)
+
+
+def test_an_update_that_float32_rounds_away_is_measured_on_the_weights():
+    """The angle was computed from the gradient: 4 times too large at lr 1e-8, where most entries do not move."""
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(64, 64))
+    model = torch.nn.ParameterList([weight])
+    optimizer = torch.optim.SGD([weight], lr=1e-8)
+    truth, exact = [], []
+    with Monitor(model, optimizer, every=1) as monitor:
+        for _ in range(6):
+            weight.grad = torch.randn_like(weight)
+            before = weight.detach().double().clone()
+            exact.append(angle_between(before, before - 1e-8 * weight.grad.double()))
+            optimizer.step()
+            truth.append(angle_between(before, weight.detach().double()))
+        measured = monitor.samples()["angle"].to_pylist()
+        assert monitor._hooks[0].copied_too == {0}
+        optimizer.param_groups[0]["lr"] = 1e-4
+        for _ in range(2):
+            optimizer.step()
+        assert monitor._hooks[0].copied_too == frozenset()  # products do again, and cost less
+    assert max(truth) < 0.8 * min(exact)  # rounding matters
+    assert measured[0] == pytest.approx(exact[0], rel=1e-4)  # one sample shows that the update is that small
+    assert measured[1:] == pytest.approx(truth[1:], rel=1e-4)
+
+
+def test_an_update_well_above_rounding_is_not_copied():
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(64, 64))
+    optimizer = torch.optim.SGD([weight], lr=1e-4)
+    with Monitor(torch.nn.ParameterList([weight]), optimizer, every=1) as monitor:
+        for _ in range(3):
+            weight.grad = torch.randn_like(weight)
+            optimizer.step()
+        assert monitor._hooks[0].copied_too == frozenset()

@@ -87,6 +87,7 @@ class OptimizerHooks:
             given before, to whichever optimizer.
         last_step: number of its last step; -1 before the first.
         settings: the settings of each parameter group since the last reading.
+        copied_too: tensors, by their index, that are copied although products would do: rounding decides their update.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class OptimizerHooks:
         self.watched = list(watched)
         self.count, self.step, self.last_step = 0, 0, -1
         self.settings = [SettingsLog() for _ in optimizer.param_groups]
+        self.copied_too: frozenset[int] = frozenset()
         self._groups = list(optimizer.param_groups)
         self._index, self._sampler, self._on_reading = index, sampler, on_reading
         self._rows = _row_slices(self.watched)
@@ -362,8 +364,9 @@ class OptimizerHooks:
             gradient, buffer = param.grad, states.get(param, _EMPTY).get("momentum_buffer") if sgd else None
             combination = (first if buffer is None else later)[group]
             reading.combinations.append(combination if promised[index] is None else _NO_DECAY)
-            # In half precision the step rounds the new weight by more than the products can know.
-            combined = can_combine and param.dtype in _EXACT and (gradient is None or gradient.layout == torch.strided)
+            # In half precision, or by a tiny update, the step rounds the new weight by more than the products can know.
+            exact = param.dtype in _EXACT and index not in self.copied_too
+            combined = can_combine and exact and (gradient is None or gradient.layout == torch.strided)
             reading.combined[index], reading.missing[index] = combined, gradient is None
             if gradient is None and not has_closure:
                 continue

@@ -403,6 +403,8 @@ class Monitor:
             rows = self._builders[optimizer].build(reading, reading.products.cpu().numpy())
             if rows.restart:
                 self._hooks[optimizer].restart_predictions()
+            hooks = self._hooks[optimizer]
+            hooks.copied_too = (hooks.copied_too - rows.exact) | rows.rounded
             columns = read_only(rows.columns)
             self._history.append(columns)
             for sink in self._sinks:

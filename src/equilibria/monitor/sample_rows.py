@@ -35,6 +35,7 @@ Flags = NDArray[np.bool_]
 
 _MOVED_BETWEEN = 1e-5  # relative change of the norm between two steps that rounding cannot explain
 _FURTHER = 5  # times the length of the sampled steps, which the steps between them do not reach on average
+_ULPS = 8  # relative update in units of the type's eps above which rounding changes its square by less than 0.1 %
 _ABOUT_GRADIENT = ("grad_norm", "cosine", "unit_grad_sq")
 
 
@@ -45,10 +46,14 @@ class SampleRows:
     Attributes:
         columns: values by column name.
         restart: whether the predictions must start again: the next reading has to include the optimizer's state.
+        rounded: the tensors, by their index, whose update is so small that rounding decides what remains of it.
+        exact: the tensors whose update is larger than that; one that did not move is in neither.
     """
 
     columns: dict[str, Any]
     restart: bool
+    rounded: frozenset[int]
+    exact: frozenset[int]
 
 
 class SampleBuilder:
@@ -63,6 +68,8 @@ class SampleBuilder:
         self.names = [name for layer in watched for name in layer.unit_names]
         self._steps_per_epoch = steps_per_epoch
         self._units = np.array([layer.units for layer in watched], dtype=np.int64)
+        self._tensors = self._per_row(range(len(watched)))
+        self._least_exact = self._per_row([_ULPS * _eps(layer) for layer in watched])
         self._groups = self._per_row([layer.group for layer in watched])
         self._entries = self._per_row([float(layer.entries) for layer in watched])
         labels = [layer.invariant or [np.nan] * layer.units for layer in watched]
@@ -121,7 +128,9 @@ class SampleBuilder:
             measured, changed=changed, rescaled=rescaled, missing=missing, unread=unread, skipped=skipped
         )
         self._last = reading.count, settings
-        return SampleRows(columns, restart)
+        moves, is_small = measured.moved > 0, measured.moved < self._least_exact * measured.norm
+        rounded, exact = (frozenset(self._tensors[rows].tolist()) for rows in (moves & is_small, moves & ~is_small))
+        return SampleRows(columns, restart, rounded, exact - rounded)
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, words and tensors for a checkpoint."""
@@ -258,6 +267,10 @@ class SampleBuilder:
         restart |= bool((self._stale & changed).any())
         parts["angle"][self._stale] = parts["norm"][self._stale] = np.nan
         return Prediction(**parts), restart
+
+
+def _eps(layer: Watched) -> float:
+    return float(torch.finfo(layer.param.dtype).eps)
 
 
 def _optimizer_memory(
