@@ -15,6 +15,7 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -83,10 +84,7 @@ def network(kind: str) -> nn.Module:
         return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
     norm, last = (nn.BatchNorm1d, 1) if kind == "regression" else (nn.LayerNorm, 6)
     widths = (24, 48, 48, 48)
-    blocks = [
-        nn.Sequential(nn.Linear(i, o, bias=False), norm(o), nn.GELU())
-        for i, o in zip(widths[:-1], widths[1:], strict=True)
-    ]
+    blocks = [nn.Sequential(nn.Linear(i, o, bias=False), norm(o), nn.GELU()) for i, o in pairwise(widths)]
     return nn.Sequential(*blocks, nn.Linear(widths[-1], last))
 
 
