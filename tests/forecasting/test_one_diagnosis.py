@@ -10,6 +10,7 @@ from tests.helpers.sample_worlds import World, world
 from equilibria.diagnosis import diagnose
 from equilibria.diagnosis.assumptions import failing_by_layer
 from equilibria.diagnosis.gradient_size import VARIES
+from equilibria.diagnosis.run import sampled_run
 from equilibria.forecasting import Forecast, forecast
 from equilibria.theory import SGD
 from equilibria.views.forecast.page import forecast_page
@@ -67,7 +68,7 @@ def test_bursts(bursty):
 
 
 def test_drift(drifting):
-    failing = failing_by_layer(drifting.samples, metadata=drifting.metadata)
+    failing = failing_by_layer(sampled_run(drifting.samples, metadata=drifting.metadata))
     assert {reason for reasons in failing.values() for reason in reasons} == {"its gradient drifts", VARIES}
     assert "its gradient drifts" in suspected(drifting)
     assert "its gradient drifts" in shown(forecast(Run(drifting), schedule=0.1, steps=1500))

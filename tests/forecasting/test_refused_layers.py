@@ -83,7 +83,7 @@ def test_an_l_that_grew_fast_in_a_short_record_is_not_followed_for_ever():
     run = Walk(layers=3, drift=5.0, seed=4).run(cosine.values(80))
     for layer in forecast(run, schedule=cosine, steps=6000).layers:
         assert (layer.unit_grad_sq < 20.1 * layer.unit_grad_sq[0]).all()
-        assert layer.unit_grad_sq.max() > 10 * layer.unit_grad_sq[0]  # but it is followed
+        assert layer.unit_grad_sq.max() > 2 * layer.unit_grad_sq[0]  # but it is followed
         assert (layer.angle.value < 2 * layer.angle_equilibrium).all()
 
 
@@ -122,15 +122,14 @@ def test_bursts_widen_the_band_with_a_reason(run):
     bursty = changed(run, "unit_grad_sq", run.table["unit_grad_sq"].to_numpy() * burst)
     calm, wild = (forecast(record, schedule=0.1, steps=500) for record in (run, bursty))
     assert not calm.layers[0].validity
-    assert wild.layers[0].validity[0].startswith("its gradient varies widely in size: ")
+    assert wild.layers[0].validity[0].startswith("its gradient varies widely in size, and no training loss was logged")
     assert wild.layers[0].norm.high[-1] / wild.layers[0].norm.low[-1] > 1.3 * (
         calm.layers[0].norm.high[-1] / calm.layers[0].norm.low[-1]
     )
     assert any("wider than usual" in finding.subject for finding in wild.findings)
 
 
-def test_near_interpolation_l_is_expected_to_fall_with_lr(run):
-    """The median layer decides: one layer with bursts is not enough."""
+def test_bursts_do_not_move_the_centre_of_a_forecast(run):
     drop = MultiStep(0.1, milestones=[250], factor=0.1)
     burst = np.where(np.arange(run.table.num_rows) % 30 < 3, 10.0, 1.0)
     names = run.table["param"].to_numpy()
@@ -143,10 +142,10 @@ def test_near_interpolation_l_is_expected_to_fall_with_lr(run):
         results.append(forecast(Run(table, run.metadata), schedule=drop, steps=400))
     levels = [result.layers[1].unit_grad_sq for result in results]
     falls = [float(np.log(level[-1] / level[0])) for level in levels]
-    assert min(falls[:2]) > -0.5 and falls[2] < -1
+    assert min(falls) > -0.5
     finding = results[2].findings[0]
     assert finding.severity == "warning" and finding.evidence.count("varies widely in size") == 1
-    assert "more samples do not help" in finding.remedy
+    assert "log the training loss" in finding.remedy
 
 
 def test_a_forecast_shortly_after_a_drop_is_a_warning():

@@ -240,20 +240,21 @@ def test_stationarity_guarantee():
 # --- entering the edge of stability -------------------------------------------------------------------------------
 
 # dtype, lr*wd, crossing simulated and predicted, delay simulated and predicted, greatest R, peak of h/sqrt(2 lr wd).
-# Between rotations the first peak scatters from 2.5 to 3.2: the burst lasts only a few steps at lr*wd = 0.01.
+# Between rotations the first peak scatters from 2.5 to 3.2: the burst lasts only a few steps at lr*wd = 0.01. The
+# greatest R is exp(2 lr*wd delay): 1.75 in the third row, for which a single run had 1.615.
 ENTRY = [
     ("float64", 1e-2, 35, 34.5, 46, 41.3, 2.47, 2.87),
     ("float64", 1e-3, 347, 346.4, 136, 128.5, 1.305, 3.00),
-    ("float32", 1e-2, 35, 34.5, 28, 25.2, 1.615, 1.84),
+    ("float32", 1e-2, 35, 34.5, 28, 25.2, 1.75, 1.84),
     ("float32", 1e-3, 347, 346.4, 82, 76.4, 1.173, 1.95),
 ]
 
 
 @pytest.mark.parametrize(("dtype", "intrinsic", "crossed", "crossing", "burst", "delay", "top", "peak"), ENTRY)
 def test_entry_table(dtype, intrinsic, crossed, crossing, burst, delay, top, peak):
-    """Start at R = 1/2. Rounding noise decides the exact step of the burst, hence the median of five rotations."""
+    """Start at R = 1/2. Rounding noise decides the exact step of the burst, hence the median of 15 rotations."""
     delays, peaks, tops = [], [], []
-    for seed in range(5):
+    for seed in range(1000, 1015):
         run = rotated_run(
             intrinsic, crossed + 2 * burst, z0=0.6, ratio=0.5, push=0.01, seed=seed, dtype=getattr(np, dtype)
         )

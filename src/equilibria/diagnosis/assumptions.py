@@ -7,15 +7,11 @@ weights kept in a type fine enough for their steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-import numpy as np
-import pyarrow as pa
-
-from equilibria.diagnosis.gradient_size import VARIES
+from equilibria.diagnosis.gradient_size import VARIES, near_interpolation
 from equilibria.diagnosis.layers import Layer, if_invariant, layers_of, verb, which_layers
-from equilibria.diagnosis.run import sampled_run
+from equilibria.diagnosis.run import SampledRun
 from equilibria.diagnosis.series import Array
 from equilibria.diagnosis.summary import ACCURACY, summarise_run
 from equilibria.findings import Finding, percent
@@ -23,7 +19,6 @@ from equilibria.theory.equilibrium import ROUNDED_AWAY
 from equilibria.theory.rules import EQUILIBRIUM_LAWS, SGD, AdamL2, AdamW, Lion, Muon
 
 _NORM_OFF = 0.1  # |ln(measured / predicted norm)|: unequal entries alone make 6 % under Adam
-_FITTED = 0.05  # of the loss at its start: below it a training set is nearly fitted
 _SYMMETRIES = "print(eq.symmetries(eq.objective(model, loss), batches))"
 
 
@@ -122,9 +117,8 @@ def failing(layer: Layer) -> tuple[str, ...]:
     )
 
 
-def failing_by_layer(samples: pa.Table, *, metadata: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+def failing_by_layer(run: SampledRun) -> dict[str, tuple[str, ...]]:
     """`failing` of every layer that has a prediction, by name."""
-    run = sampled_run(samples, metadata=metadata)
     return {layer.name: failing(layer) for layer in layers_of(run, summarise_run(run)) if layer.predictable}
 
 
@@ -174,40 +168,19 @@ def vanishing_gradient(layers: Sequence[Layer], loss: tuple[Array, Array] | None
         f"the gradient of {which_layers(affected, predictable, worst)} falls faster than the norm can follow",
         f"||g||^2 ||w||^2 of {worst.name} is down to {percent(max(worst.remaining, 1e-5))} "
         f"{_over(third, last)} of its level {_over(first, second)}{pace}; {_at_equilibrium(worst)}"
-        f"{if_invariant(affected)}{_fitted(loss)}",
+        f"{if_invariant(affected)}{_in_a_sentence(near_interpolation(loss))}",
         "nothing needs doing: the equilibrium falls with the gradient, and until the norm has followed lr x wd does "
         "not set the angle",
         "settling.tracking_lag",
     )
 
 
+def _in_a_sentence(text: str) -> str:
+    return f". {text[0].upper()}{text[1:]}" if text else ""
+
+
 def _over(first: int, last: int) -> str:
     return f"at step {first:,}" if first == last else f"over steps {first:,}-{last:,}"
-
-
-def _fitted(loss: tuple[Array, Array] | None) -> str:
-    """Whether the logged training loss is small against its start; "" if it is not, or is unknown.
-
-    Its start is the median of the first tenth, or the first value if that is lower: the first values of a badly scaled
-    network are no measure.
-    """
-    if loss is None or len(loss[0]) < 2:
-        return ""
-    steps, values = loss
-    tenth = -(-len(values) // 10)
-    first, median = float(values[0]), float(np.median(values[:tenth]))
-    start, now = min(first, median), float(np.mean(values[-tenth:]))
-    if not 0 <= now < _FITTED * start:
-        return ""
-    of = f"its {first:.3g} at step {int(steps[0]):,}" if first <= median else _median_over(steps[:tenth], median)
-    return (
-        f". The training loss is {now:.3g} over steps {int(steps[-tenth]):,}-{int(steps[-1]):,}, "
-        f"{percent(now / start)} of {of}: near interpolation, where gradients vanish"
-    )
-
-
-def _median_over(steps: Array, median: float) -> str:
-    return f"its median {median:.3g} over steps {int(steps[0]):,}-{int(steps[-1]):,}"
 
 
 def drifting(layers: Sequence[Layer]) -> Iterator[Finding]:

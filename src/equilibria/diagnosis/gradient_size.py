@@ -1,4 +1,4 @@
-"""Whether gradients vary widely in size: one decision, in the same words, for reports and forecasts.
+"""Whether gradients vary widely in size, and whether a run interpolates: decided once, for reports and forecasts.
 
 Near interpolation few examples of a batch still have a gradient, and it comes in bursts; elsewhere noise or drift vary
 it, too. The training loss can tell these apart, gradients alone cannot.
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.diagnosis.series import Array, Series
+from equilibria.findings import percent
 
 VARIES = "its gradient varies widely in size"
 FEWEST = 20  # samples that show it
@@ -20,6 +21,7 @@ SKIPPED = 0.5  # share of the recorded steps left out: the start of training say
 # networks memorise.
 _WIDE = 1.6
 _MOSTLY = 1.25  # in the median layer
+_FITTED = 0.05  # of the loss at its start: below it a training set is nearly fitted
 
 
 def late_rows(series: Series) -> NDArray[np.bool_]:
@@ -59,3 +61,29 @@ def varies_widely(values: Array) -> NDArray[np.bool_]:
         ([False, False, True], [True, True, True])
     """
     return (np.asarray(values) > _WIDE) | mostly_varies(values)
+
+
+def near_interpolation(loss: tuple[Array, Array] | None) -> str:
+    """That the logged training loss is small against its start, in words; "" if it is not, or is unknown.
+
+    Its start is the median of the first tenth, or the first value if that is lower: the first values of a badly scaled
+    network are no measure.
+
+    Args:
+        loss: steps and values of the training loss, None if it was not logged.
+    """
+    if loss is None or len(loss[0]) < 2:
+        return ""
+    steps, values = loss
+    tenth = -(-len(values) // 10)
+    first, median = float(values[0]), float(np.median(values[:tenth]))
+    start, now = min(first, median), float(np.mean(values[-tenth:]))
+    if not 0 <= now < _FITTED * start:
+        return ""
+    of = f"its {first:.3g} at step {int(steps[0]):,}"
+    if first > median:
+        of = f"its median {median:.3g} over steps {int(steps[0]):,}-{int(steps[tenth - 1]):,}"
+    return (
+        f"the training loss is {now:.3g} over steps {int(steps[-tenth]):,}-{int(steps[-1]):,}, "
+        f"{percent(now / start)} of {of}: near interpolation, where gradients vanish"
+    )

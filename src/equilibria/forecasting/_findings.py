@@ -39,10 +39,8 @@ def wide_bands(layers: Sequence[LayerForecast]) -> Iterator[Finding]:
         return
     remedies = []
     if VARYING_GRADIENT in names_by_reason:
-        remedies.append(
-            "more samples do not help: how L responds to a falling lr shows only then (forecast again after it)"
-        )
-    if names_by_reason.keys() - {VARYING_GRADIENT}:
+        remedies.append("log the training loss, monitor.log(loss=loss): it shows whether the network interpolates")
+    if any("samples" in reason for reason in names_by_reason):
         remedies.append("watch longer, or sample at least every fifth step (see eq.watch)")
     widened = sum(bool(layer.validity) for layer in layers)
     yield Finding(
@@ -138,11 +136,11 @@ def _slow_after_fall(layers: Sequence[LayerForecast], scenario: Scenario) -> Ite
 
 
 def _failing_assumptions(layers: Sequence[LayerForecast], failing: Mapping[str, tuple[str, ...]]) -> Iterator[Finding]:
-    """The assumptions that the report of the run says fail; bursts widen the bands and have their own finding."""
+    """The assumptions that the report of the run says fail; bursts that widen the bands have their own finding."""
     names_by_reason: dict[str, list[str]] = {}
     for layer in layers:
         for reason in failing.get(layer.name, ()):
-            if reason != VARIES:
+            if reason != VARIES or VARYING_GRADIENT not in layer.validity:
                 names_by_reason.setdefault(reason, []).append(layer.name)
     if not names_by_reason:
         return
@@ -179,8 +177,8 @@ def assumptions(first: LayerForecast, scenario: Scenario, cohort: Cohort, schedu
         to_turn = float(np.sum(np.gradient(first.step.astype(float)) * first.angle.value**2))
     sentences = [
         "momentum, betas, model and data stay as recorded",
-        "L drifts with the angle turned (with the steps, if it grows), and responds weakly to the angle, as in the "
-        "trainings of the prior (small residual networks with BatchNorm on digits and CIFAR-10)",
+        "L goes on changing as it did, ever more slowly, and responds weakly to the angle, as in the trainings of the "
+        "prior (small residual networks with BatchNorm on digits and CIFAR-10)",
         "the band of the angle is for single steps, the band of the norm for the norm itself; both are meant to hold "
         "90 % (docs/forecast-model.md lists what they held)",
     ]

@@ -1,12 +1,12 @@
 """The fit of a cohort: L of every layer, how it changes, and how far single steps scatter.
 
-    ln L = level + power * ln(angle^2 / reference) + drift * ln(clock / clock now)
+    ln L = level + power * ln(angle^2 / reference) + drift * (1 - (clock now / clock)^2) / 2
 
-L follows the angle with a lag. The clock is the number of steps if L grows, and the sum of squared angles if L falls:
-in the trainings of the prior growth went on after lr had fallen, and falling stopped. Level, power and drift are a
-linear regression on the sampled steps, with a prior on the last two: if lr does not change in the window, the power is
-the prior's, with the prior's scatter. Layers of one network drift alike, so the drift of each is drawn to the mean of
-all.
+L follows the angle with a lag. The clock counts steps, those that turn less than the reference in proportion to their
+angle: drift is the present slope of ln L over ln(clock), and fades, so that L changes by half of it at most. Level,
+power and drift are a linear regression on the sampled steps, with a prior on the last two: if lr does not change in the
+window, or only rises or only falls, so that angle and time cannot be distinguished, the power is the prior's, with the
+prior's scatter. Layers of one network drift alike, so the drift of each is drawn to the mean of all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.diagnosis.gradient_size import VARIES, late_from, mostly_varies, size_variation, varies_widely
+from equilibria.diagnosis.gradient_size import VARIES, late_from, size_variation, varies_widely
 from equilibria.forecasting._layers import Cohort, Steps
 from equilibria.theory._reals import Array
 from equilibria.theory.moments import adam_step
@@ -30,6 +30,7 @@ _SMOOTHING = 20  # samples
 _LEAST_SHARE = 0.05  # of N that L is at least, however much gradients turn back
 _NO_PRIOR = 10.0
 _TINY = 1e-290
+_JUMPS = 3  # changes of lr in a window; more, all one way, are a ramp
 
 _MEMORIES = 8  # lengths of the optimizer's memory to replay: e^-8 of what was before is left
 _MOST_STEPS = 20_000
@@ -46,12 +47,11 @@ class Fit:
         window: first and last step of the fitted samples.
         level: ln L at the end of the window.
         power: power of the squared angle in L.
-        drift: change of ln L per e-fold of the clock.
+        drift: change of ln L per e-fold of the clock at the end of the record.
         covariance: covariance of these three, layers x 3 x 3.
         reference: ln of the squared angle that the level belongs to.
         rate: rate per step at which L follows the angle.
         steps_done: steps at the end of the record.
-        turned: sum of squared angles up to the end of the record.
         wander: standard deviation of ln L around the fit.
         scatter: standard deviation of ln(measured / predicted) of single angles in the window.
         norm_scatter: standard deviation of ln ||w|| around a smooth curve in the window.
@@ -71,7 +71,6 @@ class Fit:
     reference: Array
     rate: Array
     steps_done: Array
-    turned: Array
     wander: Array
     scatter: Array
     norm_scatter: Array
@@ -86,16 +85,16 @@ class Fit:
 def fit(cohort: Cohort) -> Fit:
     """Fit one cohort to its samples."""
     rows = _window(cohort)
-    prior, widening = prior_of(cohort, rows), widening_of(cohort, rows)
+    prior, widening = prior_of(cohort), widening_of(cohort, rows)
     speed = _speed(cohort)
-    steps, turned = np.broadcast_to((cohort.step + 1.0)[:, np.newaxis], speed.shape), _turned(cohort, speed)
+    steps = np.broadcast_to((cohort.step + 1.0)[:, np.newaxis], speed.shape)
     log_speed = _lagged(np.log(speed), cohort.step, prior.rate)
-    level, power, drift, covariance = _regress(cohort, rows, log_speed, np.log([steps, turned]), prior)
+    level, power, drift, covariance = _regress(cohort, rows, log_speed, np.log(steps), prior)
+    covariance[:, 1, 1] += widening.power_sd**2
     smooth = _smooth(np.maximum(cohort.unit_grad_sq, _LEAST_SHARE * cohort.plain_unit_grad_sq))
     replayed = replay(cohort, smooth)
     scale, scale_error = _update_size(cohort, rows, replayed, prior)
-    clock = np.where(drift > 0, steps, turned)
-    fitted = np.exp(level + power * (log_speed - log_speed[-1]) + drift * np.log(clock / clock[-1]))
+    fitted = np.exp(level + power * (log_speed - log_speed[-1]) + drift * np.log(steps / steps[-1]))
     replayed_fit = replay(cohort, np.where(np.arange(len(smooth))[:, np.newaxis] < rows[0], smooth, fitted))
     layers = len(cohort.names)
     return Fit(
@@ -107,7 +106,6 @@ def fit(cohort: Cohort) -> Fit:
         reference=log_speed[-1],
         rate=np.full(layers, prior.rate),
         steps_done=steps[-1].copy(),
-        turned=turned[-1],
         wander=np.hypot(prior.wander, widening.level_sd),
         scatter=np.hypot(_scatter(cohort, rows, replayed_fit, scale) * widening.factor, widening.angle_sd),
         norm_scatter=_norm_scatter(cohort, rows) * widening.factor,
@@ -130,13 +128,6 @@ def _speed(cohort: Cohort) -> Array:
     return np.maximum(_smooth(cohort.angle**2), _TINY)
 
 
-def _turned(cohort: Cohort, speed: Array) -> Array:
-    """Sum of squared angles up to each sample; steps before the record count as its first samples."""
-    gaps = np.diff(cohort.step, prepend=-1)[:, np.newaxis]
-    result: Array = np.cumsum(gaps * speed, axis=0)
-    return result
-
-
 def _lagged(values: Array, step: Steps, rate: float) -> Array:
     """A first-order lag behind ``values``, at a rate per step."""
     lagged = np.empty_like(values)
@@ -148,18 +139,20 @@ def _lagged(values: Array, step: Steps, rate: float) -> Array:
 
 
 def _regress(
-    cohort: Cohort, rows: Rows, log_speed: Array, log_clocks: Array, prior: Prior
+    cohort: Cohort, rows: Rows, log_speed: Array, log_steps: Array, prior: Prior
 ) -> tuple[Array, Array, Array, Array]:
     """Level, power and drift of every layer, and their covariance."""
     blocks = np.array_split(rows, min(_BLOCKS, len(rows) // 4))
     least = _LEAST_SHARE * np.array([np.nanmean(cohort.plain_unit_grad_sq[block], axis=0) for block in blocks])
     means = np.array([np.nanmean(cohort.unit_grad_sq[block], axis=0) for block in blocks])
     observed = np.log(np.maximum(np.maximum(means, least), _TINY))
-    speed, by_steps, by_turning = (
-        np.array([values[block].mean(axis=0) for block in blocks]) - values[-1] for values in (log_speed, *log_clocks)
+    speed, clock = (
+        np.array([values[block].mean(axis=0) for block in blocks]) - values[-1] for values in (log_speed, log_steps)
     )
-    clock = by_steps
-    mean, noise = np.array([0.0, prior.power, prior.drift]), np.full(observed.shape[1], prior.block_sd)
+    observed -= prior.power * speed
+    if _is_ramp(cohort.lr[rows]):
+        speed = np.zeros_like(speed)
+    mean, noise = np.array([0.0, 0.0, prior.drift]), np.full(observed.shape[1], prior.block_sd)
     for spread in (_NO_PRIOR, prior.drift_apart):  # every layer alone, then around the mean of all layers
         design = np.stack([np.ones_like(observed), speed, clock], axis=2).transpose(1, 0, 2)
         precision = np.diag([0.0, prior.power_sd**-2, spread**-2])
@@ -169,12 +162,17 @@ def _regress(
         solution = np.einsum("lij,lj->li", covariance, right)
         residual = observed.T - np.einsum("lbi,li->lb", design, solution)
         noise = np.sqrt((residual**2).sum(axis=1) / max(len(blocks) - 2, 1) + 1e-8)
-        clock = np.where(solution[:, 2] > 0, by_steps, by_turning)
         shared = np.average(solution[:, 2], weights=1 / covariance[:, 2, 2])
         weight_of_data = prior.drift_sd**2 / (prior.drift_sd**2 + prior.drift_shared**2)
         mean[2] = prior.drift + weight_of_data * (shared - prior.drift)
     covariance[:, 2, 2] += weight_of_data * prior.drift_shared**2
-    return solution[:, 0], solution[:, 1], solution[:, 2], covariance
+    return solution[:, 0], prior.power + solution[:, 1], solution[:, 2], covariance
+
+
+def _is_ramp(lr: Array) -> bool:
+    """Whether lr only rises or only falls, and not in a few jumps: angle and time then change together."""
+    change = np.diff(lr)
+    return bool((change != 0).sum() > _JUMPS and ((change >= 0).all() or (change <= 0).all()))
 
 
 def _update_size(cohort: Cohort, rows: Rows, replayed: Replay, prior: Prior) -> tuple[Array, Array]:
@@ -284,33 +282,26 @@ _SGD = Prior(
 # Adam's update is 6 % shorter in the mean square than independent gradients would make it.
 _ADAM = replace(_SGD, angle=-0.03, angle_sd=0.015, size_sd=0.08)
 
-# Near interpolation L falls with the noise. From 6 trainings that are in no reported result: digits without label
-# noise, 1,500 steps, lr / 10 or / 5 at step 700, perceptrons and convolutional networks of two layers with BatchNorm,
-# seeds 200 to 205, SGD with momentum and AdamW: ln L fell by 0.2 to 2.8 at the drop (with 30 % label noise by 0.0 to
-# 0.14).
-_POWER_NEAR_INTERPOLATION, _POWER_SD_NEAR_INTERPOLATION = 0.35, 0.25
+# Near interpolation L falls with the noise, by a factor that differs from run to run: in 6 trainings on digits without
+# label noise (lr / 10 or / 5 at step 700 of 1,500, seeds 200 to 205) ln L fell by 0.2 to 2.8 at the drop, with 30 %
+# label noise by 0.0 to 0.14. What it did before says nothing about what it does next: no drift is fitted.
+_INTERPOLATING = {"power": 0.55, "power_sd": 0.25, "drift": 0.0, "drift_sd": 0.01, "drift_shared": 0.01}
 
 
-def prior_of(cohort: Cohort, rows: Rows) -> Prior:
-    """The prior for the optimizer of a cohort: that near interpolation if gradients vary in size as they do there.
-
-    Args:
-        cohort: the layers.
-        rows: the fitted samples.
-    """
+def prior_of(cohort: Cohort) -> Prior:
+    """The prior for the optimizer of a cohort, and for a network that interpolates by its logged loss."""
     prior = _ADAM if isinstance(cohort.rule, AdamW | AdamL2) else _SGD
-    if not mostly_varies(size_variation(cohort.plain_unit_grad_sq[rows])):
-        return prior
-    return replace(prior, power=_POWER_NEAR_INTERPOLATION, power_sd=_POWER_SD_NEAR_INTERPOLATION)
+    return replace(prior, **_INTERPOLATING, drift_apart=0.01) if cohort.interpolating else prior
 
 
 # ---- wider bands
 
 ENOUGH_SAMPLES = 60  # fitted; fewer leave it open how far single steps scatter
 _VARYING_LEVEL_SD = 0.6  # scatter of ln L from one 50 steps to the next, in trainings near interpolation
+_POSSIBLE_POWER = 0.25  # of the squared angle in L, of a network that may interpolate
 VARYING_GRADIENT = (
-    f"{VARIES}: the band allows for an L that jumps about and falls with lr by a factor between 1 and 20, and the "
-    "angle with it, as it did in trainings near interpolation"
+    f"{VARIES}, and no training loss was logged that would show whether the network interpolates: the band allows for "
+    "it, with an L that jumps about and falls with lr by a factor between 1 and 20"
 )
 
 
@@ -321,32 +312,38 @@ class Widening:
     Attributes:
         level_sd: standard deviation to add to that of ln L.
         angle_sd: standard deviation to add to that of single ln angles.
+        power_sd: standard deviation to add to that of the power.
         factor: factor of the scatter of single angles and of the norm.
         reasons: the reasons, in sentences; empty for usual bands.
     """
 
     level_sd: Array
     angle_sd: Array
+    power_sd: Array
     factor: Array
     reasons: tuple[tuple[str, ...], ...]
 
 
 def widening_of(cohort: Cohort, rows: Rows) -> Widening:
-    """Widen for gradients that vary widely in size, and for few samples.
+    """Widen near interpolation, where it cannot be excluded, and for few samples.
 
     Args:
         cohort: the layers.
         rows: the fitted samples.
     """
-    varying = varies_widely(size_variation(cohort.plain_unit_grad_sq[rows]))
+    varying = np.zeros(len(cohort.names), dtype=bool)
+    if cohort.interpolating is None:
+        varying = varies_widely(size_variation(cohort.plain_unit_grad_sq[rows]))
+    near = (cohort.interpolating,) if cohort.interpolating else ()
     few = len(rows) < ENOUGH_SAMPLES
-    level_sd = np.where(varying, _VARYING_LEVEL_SD, 0.0)
+    level_sd = np.where(varying | bool(near), _VARYING_LEVEL_SD, 0.0)
     too_few = f"{len(rows)} samples were fitted; with {ENOUGH_SAMPLES} or more the band is narrower"
     return Widening(
         level_sd=np.hypot(level_sd, _level_error(cohort, rows) if few else 0.0),
         angle_sd=level_sd / 2,
+        power_sd=np.where(varying, _POSSIBLE_POWER, 0.0),
         factor=np.full(len(cohort.names), 1 + 5 / len(rows) if few else 1.0),
-        reasons=tuple((VARYING_GRADIENT,) * bool(varies) + (too_few,) * few for varies in varying),
+        reasons=tuple(near + (VARYING_GRADIENT,) * bool(varies) + (too_few,) * few for varies in varying),
     )
 
 

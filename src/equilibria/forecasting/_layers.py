@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from equilibria.diagnosis.assumptions import failing_by_layer
-from equilibria.diagnosis.gradient_size import late_from
+from equilibria.diagnosis.gradient_size import late_from, near_interpolation
 from equilibria.diagnosis.metadata import rule_from_metadata
 from equilibria.diagnosis.run import SampledRun as SortedRun
 from equilibria.diagnosis.run import sampled_run
@@ -70,6 +70,8 @@ class Cohort:
         unit_grad_sq: L of the rule: N with the correlation of gradient and momentum if it is recorded.
         changed: whether the weight changed between two steps since the previous sample: a controller rescaled it, or
             something else changed it.
+        interpolating: how the logged training loss shows that the network interpolates, in words; "" if it does not,
+            None if no loss was logged.
     """
 
     names: tuple[str, ...]
@@ -85,12 +87,13 @@ class Cohort:
     plain_unit_grad_sq: Array
     unit_grad_sq: Array
     changed: NDArray[np.bool_]
+    interpolating: str | None
 
     def since(self, step: int, *, before: int | None = None) -> Cohort:
         """The samples from a step on, up to another one."""
         end = None if before is None else int(np.searchsorted(self.step, before))
         rows = slice(int(np.searchsorted(self.step, step)), end)
-        fixed = ("names", "rule", "entries")
+        fixed = ("names", "rule", "entries", "interpolating")
         series = [field.name for field in dataclasses.fields(self) if field.name not in fixed]
         return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in series})
 
@@ -125,10 +128,10 @@ def read_layers(run: RunLike, *, before: int | None = None) -> RecordedLayers:
         EquilibriaError: not a run, or no layer that can be forecast.
     """
     source = as_run(run)
-    metadata, table = source.metadata, source.samples()
+    metadata, table, metrics = source.metadata, source.samples(), _metrics(source)
     if before is not None:
         limit = whole("start", before, low=1)
-        table = table.filter(pa.compute.less(table["step"], min(limit, np.iinfo(np.int64).max)))
+        table, metrics = (_before(limit, rows) for rows in (table, metrics))
     if not table.num_rows:
         where = "" if before is None else f" before step {before:,}"
         raise EquilibriaError(
@@ -136,7 +139,7 @@ def read_layers(run: RunLike, *, before: int | None = None) -> RecordedLayers:
             "steps"
         )
     last_step = int(table["step"].to_numpy().max())
-    sorted_run = sampled_run(table, metadata=metadata)
+    sorted_run = sampled_run(table, metadata=metadata, metrics=metrics)
     recorded = _members(sorted_run)
     reasons = {
         name: _refusal(entry, columns, last_step, invariant=invariant)
@@ -151,8 +154,9 @@ def read_layers(run: RunLike, *, before: int | None = None) -> RecordedLayers:
             f"SGD, SGDW, AdamW or Adam with {LEAST_SAMPLES} samples in the second half of the record"
             + (f": {more}" if any("samples" in reason for reason in refused.values()) else "")
         )
-    cohorts = tuple(_cohort(group) for group in _same_settings(members))
-    failing = failing_by_layer(table, metadata=metadata)
+    interpolating = None if sorted_run.loss is None else near_interpolation(sorted_run.loss)
+    cohorts = tuple(_cohort(group, interpolating) for group in _same_settings(members))
+    failing = failing_by_layer(sorted_run)
     return RecordedLayers(cohorts, refused, failing, last_step, metadata.get("steps_per_epoch"))
 
 
@@ -161,7 +165,17 @@ def whole_record(run: RunLike, cohort: Cohort) -> tuple[Cohort, ...]:
     source = as_run(run)
     recorded = _members(sampled_run(source.samples(), metadata=source.metadata))
     members = [member for member in recorded if member[0] in cohort.names]
-    return tuple(_cohort(group, rule=cohort.rule) for group in _same_settings(members))
+    return tuple(_cohort(group, cohort.interpolating, rule=cohort.rule) for group in _same_settings(members))
+
+
+def _metrics(source: RunWithSamples) -> pa.Table | None:
+    """The numbers that the training logged; None for a run that holds samples only."""
+    return source.metrics() if hasattr(source, "metrics") else None
+
+
+def _before(step: int, rows: pa.Table | None) -> pa.Table | None:
+    limit = min(step, np.iinfo(np.int64).max)
+    return None if rows is None else rows.filter(pa.compute.less(rows["step"], limit))
 
 
 def _members(run: SortedRun) -> list[_Member]:
@@ -250,7 +264,7 @@ def _vanished(unit_grad_sq: Array) -> bool:
     return bool(means[-1] < _VANISHED * means.max())
 
 
-def _cohort(members: list[_Member], *, rule: ForecastRule | None = None) -> Cohort:
+def _cohort(members: list[_Member], interpolating: str | None, *, rule: ForecastRule | None = None) -> Cohort:
     names, entries, columns = zip(*members, strict=True)
     first = columns[0]
     if rule is None:
@@ -276,4 +290,5 @@ def _cohort(members: list[_Member], *, rule: ForecastRule | None = None) -> Coho
         plain_unit_grad_sq=plain,
         unit_grad_sq=np.where(np.isfinite(with_momentum), with_momentum, plain),
         changed=np.stack([np.isin(layer["note"], _BETWEEN_STEPS) for layer in columns], axis=1),
+        interpolating=interpolating,
     )

@@ -34,9 +34,9 @@ _MOST = math.log(20)  # change of ln L: none of the trainings that the prior com
 _LEAST = -4.6  # ln of squared angle over reference below which L no longer responds: a tenth of the speed
 
 # Rows of `law` below.
-_LEVEL, _POWER, _REFERENCE, _RATE, _DRIFT, _STEPS_DONE, _TURNED = range(7)
-_ANGLE_SCALE, _EQUILIBRIUM_SCALE, _EQUILIBRIUM_POWER = range(7, 10)
-_LAW_ROWS, _TOTAL_ROWS = 10, 2
+_LEVEL, _POWER, _REFERENCE, _RATE, _DRIFT, _STEPS_DONE = range(6)
+_ANGLE_SCALE, _EQUILIBRIUM_SCALE, _EQUILIBRIUM_POWER = range(6, 9)
+_LAW_ROWS, _TOTAL_ROWS = 9, 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +101,7 @@ def _law_rows(cohort: Cohort, fitted: Fit, schedule: GroupSchedule, members: int
     scale, power = _equilibrium_factor(cohort, fitted)
     rows = (
         *(fitted.level - np.log(schedule.batch_factor), fitted.power, fitted.reference, fitted.rate, fitted.drift),
-        *(fitted.steps_done, fitted.turned, fitted.angle_scale, scale, np.full_like(scale, power)),
+        *(fitted.steps_done, fitted.angle_scale, scale, np.full_like(scale, power)),
     )
     for row, values in enumerate(rows):
         law[row] = values[:, np.newaxis]
@@ -123,7 +123,7 @@ def _displace(law: Array, fitted: Fit, schedule: GroupSchedule) -> None:
 def _start_states(fitted: Fit, schedule: GroupSchedule, members: int) -> Array:
     memory = fitted.replay
     level = fitted.level - np.log(schedule.batch_factor)
-    columns = (memory.norm_sq, memory.radial, memory.buffer_sq, memory.second, level, fitted.turned)
+    columns = (memory.norm_sq, memory.radial, memory.buffer_sq, memory.second, level, fitted.steps_done)
     return np.array([np.repeat(values, members) for values in columns])
 
 
@@ -152,23 +152,23 @@ def _equilibrium_factor(cohort: Cohort, fitted: Fit) -> tuple[Array, float]:
 #
 # Rows of `law`: ln L in equilibrium at the reference speed; power of the squared angle in L; ln of the squared
 # reference angle; rate per step at which ln L gets there; drift of ln L per e-fold of the clock; steps done at the
-# start; sum of squared angles at the start; factor of the angle; factor of the equilibrium angle; power of L in it.
-# Rows of `state`: ||w||^2, <w, buffer>, ||buffer||^2, second moment, ln L, sum of squared angles.
+# start; factor of the angle; factor of the equilibrium angle; power of L in it.
+# Rows of `state`: ||w||^2, <w, buffer>, ||buffer||^2, second moment, ln L, clock.
 
 
 @inner
-def _update_l(law: Any, state: Any, speed_sq: Any, age: float, steps: int, unit_grad_sq: Any, factor: Any) -> None:
+def _update_l(law: Any, state: Any, speed_sq: Any, steps: int, unit_grad_sq: Any, factor: Any) -> None:
     """Move ln L towards the value for the present speed, and update the factor of the equilibrium angle."""
     for n in range(unit_grad_sq.shape[0]):
-        excess = max(math.log(max(speed_sq[n], 1e-300)) - law[2, n], _LEAST)
-        state[5, n] += steps * speed_sq[n]
-        drift = law[4, n]
-        clock = 1.0 + age / law[5, n] if drift > 0.0 else state[5, n] / law[6, n]
-        change = min(max(law[1, n] * excess + drift * math.log(clock), -_MOST), _MOST)
+        faster = math.log(max(speed_sq[n], 1e-300)) - law[2, n]
+        excess = max(faster, _LEAST)
+        state[5, n] += steps * math.exp(0.5 * min(faster, 0.0))
+        drifted = 0.5 * law[4, n] * (1.0 - (law[5, n] / state[5, n]) ** 2)
+        change = min(max(law[1, n] * excess + drifted, -_MOST), _MOST)
         target = law[0, n] + change
         state[4, n] += (target - state[4, n]) * -math.expm1(-law[3, n] * steps)
         unit_grad_sq[n] = math.exp(state[4, n])
-        factor[n] = law[8, n] * math.exp(law[9, n] * (state[4, n] - law[0, n]))
+        factor[n] = law[7, n] * math.exp(law[8, n] * (state[4, n] - law[0, n]))
 
 
 @inner
@@ -179,7 +179,7 @@ def _add_angle(law: Any, before: Any, state: Any, moved: Any, base: Any, factor:
         radial = after - norm
         chord_sq = max(moved[n] - radial * radial, 0.0) / (norm * after)
         # The arc from the chord, to the second order: the next term is 1e-4 of an angle of 0.5.
-        turned = math.sqrt(chord_sq) * (1.0 + chord_sq / 24.0) * law[7, n]
+        turned = math.sqrt(chord_sq) * (1.0 + chord_sq / 24.0) * law[6, n]
         angle[n] = turned
         totals[0, n] += turned
         wanted = base * factor[n]
@@ -199,12 +199,12 @@ def _integrate_buffer(
     ``out`` receives ||w||^2, angle and ln L before the shown steps; ``state`` ends as after the last step.
     """
     paths = state.shape[1]
-    unit_grad_sq, factor, speed_sq = np.exp(state[4]), law[8].copy(), np.exp(law[2])
+    unit_grad_sq, factor, speed_sq = np.exp(state[4]), law[7].copy(), np.exp(law[2])
     before, moved, angle = np.empty(paths), np.empty(paths), np.empty(paths)
     row = 0
     for t in range(maps.shape[0]):
         if t % _HOLD == 0 and t > 0:
-            _update_l(law, state, speed_sq, float(t), _HOLD, unit_grad_sq, factor)
+            _update_l(law, state, speed_sq, _HOLD, unit_grad_sq, factor)
         grow = rescale_sq[t]
         m = maps[t]
         for n in range(paths):
@@ -238,13 +238,13 @@ def _integrate_adam(
 ) -> None:
     """AdamW and Adam with L2: `theory.adam.adam_step`; columns of settings: step size, share lost, coupled decay."""
     paths = state.shape[1]
-    unit_grad_sq, factor, speed_sq = np.exp(state[4]), law[8].copy(), np.exp(law[2])
+    unit_grad_sq, factor, speed_sq = np.exp(state[4]), law[7].copy(), np.exp(law[2])
     before, moved, angle = np.empty(paths), np.empty(paths), np.empty(paths)
     fresh = 1.0 - b1
     row = 0
     for t in range(settings.shape[0]):
         if t % _HOLD == 0 and t > 0:
-            _update_l(law, state, speed_sq, float(t), _HOLD, unit_grad_sq, factor)
+            _update_l(law, state, speed_sq, _HOLD, unit_grad_sq, factor)
         grow, size, lost, wd = rescale_sq[t], settings[t, 0], settings[t, 1], settings[t, 2]
         kept = 1.0 - lost
         for n in range(paths):

@@ -14,6 +14,7 @@ from equilibria.theory.schedules import FromValues, ScheduleLike, as_schedule
 from equilibria.theory.targets import rescale_sq_factors
 
 JUMP = 0.1  # relative change of lr or weight decay from one step to the next that counts as a jump
+_FALL = 0.5  # share of the last lr below which a network that interpolates cannot be forecast
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ def group_schedules(scenario: Scenario, layers: RecordedLayers, *, first: int, s
             own_wd = np.full(count, last_wd)
         else:
             own_wd = wd * _ratio("weight decay", cohort, last_wd, main.weight_decay[row])
+        _refuse_fall(cohort, own_lr)
         rescale_sq = _rescaling(cohort, own_lr, own_wd) if scenario.rescale else np.ones(count)
         schedules.append(GroupSchedule(first, own_lr, own_wd, rescale_sq, float(scenario.batch_factor)))
     return tuple(schedules)
@@ -101,6 +103,7 @@ def recorded_schedule(cohort: Cohort, *, first: int, steps: int, rescale: bool =
     rows = np.searchsorted(cohort.step, np.arange(first, steps), side="right") - 1
     lr, wd = cohort.lr[rows], cohort.weight_decay[rows]
     before = cohort.since(0, before=first)
+    _refuse_fall(before, lr)
     return GroupSchedule(first, lr, wd, _rescaling(before, lr, wd) if rescale else np.ones(steps - first), 1.0)
 
 
@@ -113,6 +116,17 @@ def _values(schedule: ScheduleLike, name: str, *, first: int, steps: int) -> Arr
             "whole run: lengthen it, or forecast fewer steps"
         )
     return function.values(steps - first, start=first)
+
+
+def _refuse_fall(cohort: Cohort, lr: Array) -> None:
+    """Refuse to forecast a network that interpolates past a fall of its lr: no sample shows by how much L falls."""
+    last, least = float(cohort.lr[-1]), float(lr.min())
+    if cohort.interpolating and least < _FALL * last:
+        raise EquilibriaError(
+            f"got a schedule that lowers lr from {last:.4g} to {least:.4g}, and {cohort.interpolating}; expected lr "
+            f"of at least {_FALL * last:.4g} to the end: there L falls with lr, by a factor between 1 and 20 that the "
+            "record does not show: forecast up to the fall, or again some hundred steps after it"
+        )
 
 
 def _ratio(what: str, cohort: Cohort, own: float, main: float) -> float:
