@@ -504,6 +504,24 @@ def test_tensors_that_are_unfrozen_later_are_named():
         assert "4.weight is trained but not watched" in monitor.findings()[0].subject
 
 
+def test_parameters_that_nothing_trains_are_named():
+    """Frozen ones, those of another optimizer (also one that writes to ``.data``) and the first steps are no news."""
+    net = make_net()
+    net[1].requires_grad_(False)
+    optimizer = torch.optim.SGD(net[0].parameters(), lr=0.1)
+    with Monitor(net, optimizer, every=1) as monitor:
+        train(net, optimizer, 19)
+        assert not any(finding.kind == "in_no_optimizer" for finding in monitor.findings())
+        train(net, optimizer, 1)
+        (finding,) = (finding for finding in monitor.findings() if finding.kind == "in_no_optimizer")
+        assert finding.severity == "note"
+        assert finding.subject.endswith("are in no watched optimizer and have not changed in 20 steps")
+        assert "1.weight" not in finding.subject + finding.remedy
+        for param in net[2:].parameters():
+            param.data.sub_(0.01)
+        assert not any(finding.kind == "in_no_optimizer" for finding in monitor.findings())
+
+
 # ---- hooks of others, and numbers at the ends of float32
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,8 +53,20 @@ class SampledRun:
 
     @property
     def logged_loss(self) -> tuple[Array, Array] | None:
-        """Steps and values of the training loss as they were logged; None if it was not."""
-        return next((self.metrics[name] for name in _TRAINING_LOSS if name in self.metrics), None)
+        """Steps and values of the training loss as they were logged; None if there is none, or one of several."""
+        usual = next((self.metrics[name] for name in _TRAINING_LOSS if name in self.metrics), None)
+        return usual or (next(iter(self.losses.values())) if len(self.losses) == 1 else None)
+
+    @property
+    def losses(self) -> dict[str, tuple[Array, Array]]:
+        """The logged numbers whose names say that they are losses of the training."""
+        return {name: series for name, series in self.metrics.items() if _is_training_loss(name)}
+
+
+def _is_training_loss(name: str) -> bool:
+    words = re.split(r"[^a-z]+", name.lower())
+    of_training = not {"val", "valid", "validation", "test", "eval", "dev"}.intersection(words)
+    return of_training and any(word.startswith("loss") or word.endswith("loss") for word in words)
 
 
 def sampled_run(samples: pa.Table, *, metadata: Mapping[str, Any], metrics: pa.Table | None = None) -> SampledRun:

@@ -8,7 +8,6 @@ batch, then lr and angle, of the update that follows.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,22 +15,26 @@ from typing import Literal
 
 import numpy as np
 
+from equilibria.diagnosis.loss_rises import (
+    LEAST,
+    MAD,
+    TO_BE_BACK,
+    WINDOW,
+    LossRise,
+    level_and_scatter,
+    loss_rises,
+    windows_below,
+)
+from equilibria.diagnosis.lr_excursions import CHANGED, Excursion, excursions
 from equilibria.diagnosis.metadata import short
 from equilibria.diagnosis.run import SampledRun
-from equilibria.diagnosis.series import SETTINGS, Array
+from equilibria.diagnosis.series import Array
 from equilibria.findings import Finding, counted, joined, plain, rounded
 from equilibria.records.tables import CHANGED_OUTSIDE, NOTES
 
-_WINDOW, _LEAST = 100, 30  # values before a spike that make its level: at most, at least
-_MAD = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
-_SCATTERS = 10  # robust standard deviations from the level to a spike of the loss
-_ABOVE_HIGHEST = 2  # times the highest rise in the window; on a log scale, too, unless the loss stays up
 _SHORT, _EXTRAORDINARY = 2, 3  # values, and times the highest rise: less, without another sign, may be noise
-_LEAST_RISE = 0.1  # of the level
-_BACK, _TO_BE_BACK = 3, 5  # a loss is back if the median of five values is within three standard deviations
 _TO_BE_LOST = 10  # values after the rise from which on a loss that is not back counts as lost
 _MOST = 3  # findings about spikes
-_MOST_RISES = 30  # of one loss that are looked at
 
 _HIGH = 5.0  # times its recent median: a gradient or an angle that is a finding by itself
 _HIGH_SCATTERS, _HIGH_ABOVE = 8, 3  # the same in standard deviations of its log, and over the highest in the window
@@ -42,10 +45,7 @@ _NOT_BY_CHANCE = 0.1  # share of the layers that are above their highest usual v
 _LEAST_USUAL = 10  # samples of a layer that show what is usual
 _STEPS_BEFORE, _SAMPLES_BEFORE = 10, 2  # before a spike, in which its first sign is looked for
 
-_CHANGED = math.log(1.5)  # change of ln lr between two samples that is a jump
 _STEEP = 3  # times the change at the neighbouring samples: a warm-up is steep, but no jump
-_SAME = 0.1  # relative difference of settings that count as the same
-_FEW_SAMPLES = 10  # that an excursion of lr lasts at most
 _CLIPPED = 0.01  # scatter of the log of the total gradient norm: less is clipped or normalised
 
 
@@ -54,8 +54,8 @@ def spikes(run: SampledRun) -> Iterator[Finding]:
 
     Of events at the same steps one is reported, in this order; of several losses the one that rises most.
     """
-    losses = {name: series for name, series in run.metrics.items() if _is_loss(name)}
-    rises = [(rise, name) for name, (step, values) in losses.items() for rise in _rises(step, values)]
+    losses = run.losses
+    rises = [(rise, name) for name, (step, values) in losses.items() for rise in loss_rises(step, values)]
     rises = [(rise, name) for rise, name in rises if not _may_be_noise(run, rise)]
     rises.sort(key=lambda rise_of: -rise_of[0].size)
     events = [
@@ -88,133 +88,6 @@ class Event:
 
 
 # ---- the loss
-
-
-@dataclass(frozen=True, slots=True)
-class LossRise:
-    """A loss far above its recent level.
-
-    Attributes:
-        before: step of the last value at the level.
-        first: step of the first value above it.
-        peak_step: step of the highest value.
-        last: step at which it was back, or of the last value.
-        level: median of the values before.
-        values: how many these are.
-        peak: the highest value.
-        size: rise to the first value, in robust standard deviations.
-        beyond: the same over the highest rise before; on a log scale for a positive loss.
-        lasts: values from the first one to the one that is back, or to the end.
-        back: whether the loss came back to its level.
-        later: values logged after the first.
-        now: median of the last of them.
-    """
-
-    before: int
-    first: int
-    peak_step: int
-    last: int
-    level: float
-    values: int
-    peak: float
-    size: float
-    beyond: float
-    lasts: int
-    back: bool
-    later: int
-    now: float
-
-
-def _is_loss(name: str) -> bool:
-    """Whether a metric is a training loss, by its name."""
-    words = re.split(r"[^a-z]+", name.lower())
-    of_training = not {"val", "valid", "validation", "test", "eval", "dev"}.intersection(words)
-    return of_training and any(word.startswith("loss") or word.endswith("loss") for word in words)
-
-
-def _rises(step: Array, values: Array) -> Iterator[LossRise]:
-    finite = np.isfinite(values)
-    step, values = step[finite], values[finite]
-    usual, resume = values.copy(), 0
-    for _ in range(_MOST_RISES):
-        found = next((place for place in _far_above(usual) if place[0] >= resume), None)
-        if found is None:
-            return
-        row, level, scatter, beyond = found
-        later = values[row + 1 :]
-        ends: Array = np.zeros(0, dtype=np.int64)
-        if len(later) >= _TO_BE_BACK:
-            medians = np.median(np.lib.stride_tricks.sliding_window_view(later, _TO_BE_BACK), axis=1)
-            calm = np.maximum(medians, later[: len(medians)]) <= level + _BACK * scatter
-            ends = np.flatnonzero(calm)
-        back = len(ends) > 0
-        end = row + 1 + int(ends[0]) if back else len(values) - 1
-        peak = row + int(np.argmax(values[row : end + 1]))
-        yield LossRise(
-            before=int(step[row - 1]),
-            first=int(step[row]),
-            peak_step=int(step[peak]),
-            last=int(step[end]),
-            level=level,
-            values=min(row, _WINDOW),
-            peak=float(values[peak]),
-            size=float((values[row] - level) / scatter),
-            beyond=beyond,
-            lasts=end - row,
-            back=back,
-            later=len(values) - 1 - row,
-            now=float(np.median(values[max(peak, len(values) - _TO_BE_BACK) :])),
-        )
-        resume = end + 1
-        if back:
-            usual[row:end] = level  # or it would hide the next ones, as long as it is in their window
-
-
-def _far_above(values: Array) -> Iterator[tuple[int, float, float, float]]:
-    """The rows far above the values before them: with level and scatter of these, and the rise over their highest."""
-    for rows, windows in _windows_below(values):
-        level, scatter = _level_and_scatter(windows)
-        highest = np.nanmax(windows, axis=1)
-        rise = values[rows] - level
-        far = (scatter > 0) & (rise > _SCATTERS * scatter) & (rise > _LEAST_RISE * np.abs(level))
-        beyond = rise / np.where(highest > level, highest - level, np.inf)
-        far &= beyond > _ABOVE_HIGHEST
-        positive = np.nanmin(windows, axis=1) > 0
-        ratios = (np.where(far & positive, upper / level, math.e) for upper in (values[rows], highest))
-        beyond = np.where(far & positive, np.divide(*(np.log(ratio) for ratio in ratios)), beyond)
-        later = np.concatenate([values, np.full(_TO_BE_BACK, -np.inf)])
-        later = np.lib.stride_tricks.sliding_window_view(later, _TO_BE_BACK)[rows + 1]
-        stays = np.median(later, axis=1) > highest
-        far &= stays | (beyond > _ABOVE_HIGHEST)
-        yield from zip(*(column[far].tolist() for column in (rows, level, scatter, beyond)), strict=True)
-
-
-def _windows_below(values: Array, *, most: int = 10_000) -> Iterator[tuple[Array, Array]]:
-    """The rows above all values in the window before them, with these windows: rows x window, NaN where too early.
-
-    Args:
-        values: without NaN.
-        most: rows at a time; they are few unless the values rise all the time.
-    """
-    if len(values) <= _LEAST:
-        return
-    padded = np.concatenate([np.full(_WINDOW, np.nan), values[:-1]])
-    windows = np.lib.stride_tricks.sliding_window_view(padded, _WINDOW)
-    highest = np.concatenate([np.full(_WINDOW, -np.inf), values[:-1]])
-    highest = np.lib.stride_tricks.sliding_window_view(highest, _WINDOW).max(axis=1)
-    rows = np.flatnonzero(values > highest)
-    rows = rows[rows >= _LEAST]
-    for begin in range(0, len(rows), most):
-        part = rows[begin : begin + most]
-        yield part, windows[part]
-
-
-def _level_and_scatter(windows: Array) -> tuple[Array, Array]:
-    """Median, and the larger of two robust standard deviations: around it, and from one value to the next."""
-    level = np.nanmedian(windows, axis=1)
-    around = np.nanmedian(np.abs(windows - level[:, None]), axis=1)
-    steps = np.nanmedian(np.abs(np.diff(windows, axis=1)), axis=1) / math.sqrt(2)
-    return level, _MAD * np.maximum(around, steps)
 
 
 def _may_be_noise(run: SampledRun, rise: LossRise) -> bool:
@@ -290,7 +163,7 @@ def _signs(run: SampledRun, before: int, last: int, *, spike: int | None = None)
         spike: the step at which a loss or a gradient was seen to be high.
     """
     sampled = _sampled_steps(run)
-    around = sampled[(sampled >= before - 10 * _WINDOW) & (sampled <= last)]
+    around = sampled[(sampled >= before - 10 * WINDOW) & (sampled <= last)]
     gap = int(np.median(np.diff(around))) if len(around) > 1 else 1
     low = before - max(_STEPS_BEFORE, _SAMPLES_BEFORE * gap)
     signs = [*_lr_signs(run, low, last), *_layer_signs(run, low, last, spike)]
@@ -309,7 +182,7 @@ def _lr_signs(run: SampledRun, low: int, high: int) -> list[Sign]:
         neighbours = np.zeros(len(change))
         neighbours[1:] = change[:-1]
         neighbours[:-1] = np.maximum(neighbours[:-1], change[1:])
-        jumps = (change > _CHANGED) & (change > _STEEP * neighbours) & (steps[1:] >= low) & (steps[:-1] < high)
+        jumps = (change > CHANGED) & (change > _STEEP * neighbours) & (steps[1:] >= low) & (steps[:-1] < high)
         rises += [(int(steps[row + 1]), int(steps[row]), math.exp(change[row])) for row in np.flatnonzero(jumps)]
     if not rises:
         return []
@@ -337,7 +210,7 @@ def _layer_signs(run: SampledRun, low: int, high: int, spike: int | None) -> Ite
         for row in range(begin, end):
             if rows["note"][row] == NOTES.index(CHANGED_OUTSIDE):
                 outside.setdefault(int(steps[row]), []).append(name)
-        base = max(begin - _WINDOW, 0)
+        base = max(begin - WINDOW, 0)
         if begin - base < _LEAST_USUAL:
             continue
         examined += 1
@@ -449,64 +322,6 @@ def _when(before: int, step: int) -> str:
 # ---- lr
 
 
-@dataclass(frozen=True, slots=True)
-class Excursion:
-    """An lr that left its level and came back within a few samples.
-
-    Attributes:
-        before: step of the last sample at the level.
-        first: step of the first sample away from it.
-        last: step of the last sample away from it.
-        after: step of the first sample back at it.
-        level: lr before.
-        factor: lr furthest from the level, over the level.
-    """
-
-    before: int
-    first: int
-    last: int
-    after: int
-    level: float
-    factor: float
-
-    @property
-    def text(self) -> str:
-        """The excursion in words, with the samples that limit it."""
-        times = f"{plain(max(self.factor, 1 / self.factor), digits=3)} times {'higher' if self.factor > 1 else 'lower'}"
-        steps = f"step {self.first:,}" if self.first == self.last else f"steps {self.first:,} to {self.last:,}"
-        if self.first - self.before <= 1 and self.after - self.last <= 1:
-            return f"lr was {times} at {steps}"
-        return f"lr was {times} in the samples of {steps} (usual at steps {self.before:,} and {self.after:,})"
-
-
-def excursions(rows: Mapping[str, Array]) -> list[Excursion]:
-    """The excursions of lr in the samples of one layer; the other settings are the same before and after."""
-    step, lr = rows["step"], rows["lr"]
-    logs, result, resume = np.log(lr), [], 2
-    for row in (np.flatnonzero(np.abs(np.diff(logs)) > _CHANGED) + 1).tolist():
-        if row < resume or not _alike(rows, row - 2, row - 1):
-            continue
-        returns = [end for end in range(row + 1, min(row + _FEW_SAMPLES + 1, len(lr))) if _alike(rows, row - 1, end)]
-        if not returns or (returns[0] + 1 < len(lr) and not _alike(rows, returns[0], returns[0] + 1)):
-            continue
-        end = returns[0]
-        furthest = row + int(np.argmax(np.abs(logs[row:end] - logs[row - 1])))
-        before, first, last, after = (int(step[place]) for place in (row - 1, row, end - 1, end))
-        factor = float(lr[furthest] / lr[row - 1])
-        result.append(Excursion(before, first, last, after, level=float(lr[row - 1]), factor=factor))
-        resume = end + 1
-    return result
-
-
-def _alike(rows: Mapping[str, Array], one: int, other: int) -> bool:
-    pairs = ((float(rows[name][one]), float(rows[name][other])) for name in SETTINGS)
-    return all(
-        abs(first - second) <= _SAME * max(abs(first), abs(second))
-        for first, second in pairs
-        if math.isfinite(first) or math.isfinite(second)
-    )
-
-
 def _groups(run: SampledRun) -> list[Mapping[str, Array]]:
     """The samples of one layer of every parameter group."""
     first: dict[tuple[object, object], int] = {}
@@ -537,9 +352,9 @@ def _about_lr(run: SampledRun, excursion: Excursion, losses: Mapping[str, tuple[
 def _loss_around(excursion: Excursion, losses: Mapping[str, tuple[Array, Array]]) -> str:
     """The highest loss in and after an excursion of lr beside its usual values; "" if too few were logged."""
     for name, (step, values) in losses.items():
-        before = values[step <= excursion.before][-_WINDOW:]
+        before = values[step <= excursion.before][-WINDOW:]
         inside = (step > excursion.first) & (step <= excursion.after + _STEPS_BEFORE)
-        if len(before) > _LEAST and inside.any():
+        if len(before) > LEAST and inside.any():
             numbers = (np.max(values[inside]), np.median(before), np.max(before))
             highest, level, usual = (plain(float(number), digits=3) for number in numbers)
             return (
@@ -598,13 +413,13 @@ def _totals(run: SampledRun, rows: Array) -> tuple[Array, Array]:
 
 def _high(step: Array, values: Array) -> Iterator[tuple[int, float]]:
     logs = np.log(values)
-    for rows, windows in _windows_below(logs):
-        level, scatter = _level_and_scatter(windows)
+    for rows, windows in windows_below(logs):
+        level, scatter = level_and_scatter(windows)
         rise = logs[rows] - level
         far = (rise > math.log(_HIGH)) & (rise > _HIGH_SCATTERS * scatter)
         far &= logs[rows] > math.log(_HIGH_ABOVE) + np.nanmax(windows, axis=1)
         for row, height, usual in zip(rows[far].tolist(), rise[far].tolist(), level[far].tolist(), strict=True):
-            later = logs[row + 1 : row + 1 + _TO_BE_BACK]
+            later = logs[row + 1 : row + 1 + TO_BE_BACK]
             if len(later) < _CALM_AGAIN or np.median(later) < usual + math.log(_OUT_OF_LINE):
                 yield int(step[row]), math.exp(min(height, 700.0))
 
@@ -643,12 +458,12 @@ def _remedy(run: SampledRun, signs: Sequence[Sign], before: int, rise: LossRise 
 def _clip(run: SampledRun, before: int, rise: LossRise | None) -> str:
     step, total = _totals(run, np.full(int(run.taken.first[-1]), True))
     usual = step <= before
-    step, total = step[usual][-_WINDOW:], total[usual][-_WINDOW:]
+    step, total = step[usual][-WINDOW:], total[usual][-WINDOW:]
     if len(total) < _LEAST_USUAL:
         return "to bound what one batch does, clip gradients: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
     median = float(np.median(total))
     steps = f"the samples of steps {int(step[0]):,} to {int(step[-1]):,}"
-    if _MAD * float(np.median(np.abs(np.log(total / median)))) < _CLIPPED:
+    if MAD * float(np.median(np.abs(np.log(total / median)))) < _CLIPPED:
         usual_norm = (
             f"gradients arrive with a total norm of {rounded(median, digits=2)} in {steps}: they are clipped already"
         )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ from equilibria.optimizers.budget import Every
 from equilibria.optimizers.controllers import AngleSchedule, Controller, control_log
 from equilibria.optimizers.rules import GroupRule, rule_text
 from equilibria.tensors.invariance import Invariant, with_invariance
-from equilibria.tensors.layout import local
+from equilibria.tensors.layout import is_sharded, local
 from equilibria.tensors.parameters import Select, Watched, find_watched, select_patterns, unwrap_optimizer
 from equilibria.tensors.sharding import any_sharded, sum_over_pieces
 from equilibria.theory.rules import Rule
@@ -47,6 +48,7 @@ Granularity: TypeAlias = Literal["tensor", "row"]
 _MOST_PENDING = 16  # readings that wait on a device, so that the host waits for it less often
 _LONGEST_WAIT = 1.0  # seconds for which a reading may wait
 _MOST_CHANGES = 4  # in place since the last step, as loading a checkpoint makes; more are steps that no hook saw
+_STEPS_TO_CHANGE = 20  # optimizers that take turns, as in a GAN, have each taken one by then
 
 
 class Sink(Protocol):
@@ -108,6 +110,9 @@ class Monitor:
         watched = watched if invariant is None else with_invariance(watched, invariant, model=model)
         in_model = {id(param): place for place, param in enumerate(model.parameters())}
         self._places = {id(layer.param): in_model.get(id(layer.param), len(in_model)) for layer in watched}
+        stepped = {id(p) for optimizer in unwrapped for group in optimizer.param_groups for p in group["params"]}
+        outside = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in stepped}
+        self._outside = {name: _sum_of(p) for name, p in outside.items()}
         self._sinks: list[Sink] = []
         if not isinstance(sinks, Iterable):
             raise EquilibriaError(
@@ -216,12 +221,13 @@ class Monitor:
         return (*self.findings_about_watching(), *diagnosed)
 
     def findings_about_watching(self) -> tuple[Finding, ...]:
-        """The findings that no sample shows: weights that change unseen, and tensors that are not watched."""
+        """The findings that no sample shows: weights that change unseen, are not watched, or that nothing trains."""
         bypassed = [hooks for hooks in self._hooks if hooks.changes_since_last_step > _MOST_CHANGES]
-        unwatched = self._unwatched()
+        unwatched, untrained = self._unwatched(), self._untrained()
         return (
             *(_bypassed(hooks.count) for hooks in bypassed),
             *([_added_later(unwatched)] if unwatched else []),
+            *([_in_no_optimizer(untrained, self.step)] if untrained else []),
         )
 
     def flush(self) -> None:
@@ -431,6 +437,18 @@ class Monitor:
             return []
         return [layer.name for layer in now if id(layer.param) not in known]
 
+    def _untrained(self) -> list[str]:
+        """Parameters in no watched optimizer that require a gradient and have not changed since watching began."""
+        model = self._model()
+        if model is None or self.step < _STEPS_TO_CHANGE or not self._outside:
+            return []
+        stepped = {id(p) for hooks in self._hooks for group in hooks.optimizer.param_groups for p in group["params"]}
+        return [
+            name
+            for name, p in model.named_parameters()
+            if p.requires_grad and id(p) not in stepped and name in self._outside and self._outside[name] == _sum_of(p)
+        ]
+
 
 def _unwrapped(optimizers: Any) -> list[torch.optim.Optimizer]:
     """The torch optimizers in an argument, each once."""
@@ -544,4 +562,28 @@ def _added_later(names: Sequence[str]) -> Finding:
         "close this monitor and call equilibria.watch again, after the last add_param_group and unfreezing",
         "",
         kind="added_later",
+    )
+
+
+def _sum_of(param: torch.Tensor) -> float:
+    """The sum of all entries; NaN if it cannot be formed here. Torch does not count changes through ``.data``."""
+    if param.is_meta or is_sharded(param):
+        return math.nan
+    try:
+        return float(param.detach().sum(dtype=torch.float64))
+    except Exception:  # lazy parameters, types without a sum
+        return math.nan
+
+
+def _in_no_optimizer(names: Sequence[str], steps: int) -> Finding:
+    several = len(names) > 1
+    which = f"{_listed([names]) if several else names[0]} {'are' if several else 'is'}"
+    return Finding(
+        "note",
+        f"{which} in no watched optimizer and {'have' if several else 'has'} not changed in {steps:,} steps",
+        f"{'they require' if several else 'it requires'} a gradient",
+        "nothing needs doing if no training is intended. To train: optimizer.add_param_group({'params': "
+        f"[model.get_parameter({names[0]!r}){', ...' if several else ''}]}})",
+        "",
+        kind="in_no_optimizer",
     )
