@@ -297,6 +297,13 @@ def test_sentences_of_settled_and_approaching_layers():
     )
 
 
+def test_a_time_to_settle_far_beyond_the_run_is_no_number():
+    layer = summaries(world(SGD(1e-3, 2e-3, momentum=0.9), 200, start=3.0, layers=["layer3.conv2"]))["layer3.conv2"]
+    assert layer.steps_to_settle > 2000
+    assert "would take more than 10 times the steps so far to settle at this lr and weight decay" in layer.sentence
+    assert "more step" not in layer.sentence
+
+
 def test_sentences_of_the_other_states():
     after = summaries(dropped())["conv2.weight"].sentence
     assert "SGD(lr=0.01, wd=2e-3, momentum=0.9) predicts" in after and "since the last change its norm is 1." in after

@@ -33,6 +33,7 @@ _SURE = 4  # standard errors
 _TAIL, _LONGEST_TAIL = 0.05, 0.2  # of the highest lr since a jump, and of the samples since it
 _PACE = 5  # samples whose lr gives the pace of a schedule
 _ALIKE = 2  # factor by which norm and angle may disagree about the distance from equilibrium
+_MUCH_LONGER = 10  # times the steps so far: a time to settle beyond it is no number to act on
 _LEAST_RATIO = 1e-9  # stands for 0 of a weight that does not turn: ln(0) can be neither sorted nor written
 _OF_A_LAW = (
     *("angle_predicted", "angle_vs_predicted", "angle_equilibrium", "angle_vs_equilibrium"),
@@ -494,4 +495,6 @@ def _distance(layer: LayerSummary) -> str:
     if steps == 0 and norm is not None and layer.angle_vs_equilibrium is not None:
         return f"{since}its norm {norm}, but it still turns at {layer.angle_vs_equilibrium:.2g}x its equilibrium"
     wait = None if not steps else f"needs {how_long(steps, layer.epochs_to_settle)} to settle"
+    if steps and steps > _MUCH_LONGER * (layer.last_step + 1):
+        wait = f"would take more than {_MUCH_LONGER} times the steps so far to settle at this lr and weight decay"
     return f"{since}its norm {' and '.join(filter(None, (norm, wait))) or 'is not settled'}"
