@@ -106,6 +106,28 @@ def test_an_export_that_cannot_be_written(run, tmp_path, export):
         getattr(run, export)(tmp_path / "nowhere" / "a")
 
 
+@pytest.mark.parametrize("export", ["to_parquet", "to_csv"])
+@pytest.mark.parametrize("name", ["run.json", "samples-000.arrows", "new.csv"])
+def test_an_export_never_goes_into_a_run(tmp_path, export, name):
+    with RecordWriter(tmp_path / "a", metadata={}) as writer:
+        writer.append({"step": [0], "param": ["w"], "norm": [1.0]})
+    before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    with pytest.raises(EquilibriaError, match="inside the run"):
+        getattr(read_record(tmp_path / "a"), export)(tmp_path / "a" / name)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
+
+
+def test_a_segment_of_another_run_is_left_out(tmp_path):
+    for name, norm in (("a", 1.0), ("b", 2.0)):
+        with RecordWriter(tmp_path / name, metadata={}) as writer:
+            writer.append({"step": [0], "param": ["w"], "norm": [norm]})
+    (tmp_path / "a" / "samples-000.arrows").write_bytes((tmp_path / "b" / "samples-000.arrows").read_bytes())
+    record = read_record(tmp_path / "a")
+    assert record.samples().num_rows == 0
+    assert f"samples-000.arrows: left out, it belongs to another run ({read_record(tmp_path / 'b').id})" in record.notes
+    assert not record.verify().whole
+
+
 def test_pandas(run):
     pytest.importorskip("pandas", reason="pandas is optional")
     frame = run.to_pandas()

@@ -107,9 +107,18 @@ def test_the_state_follows_the_writer(tmp_path):
     assert (followed.status.state, followed.status.steps) == (FINISHED, 291)
     (tmp_path / "a" / "run.json").write_text("no run")
     assert followed.look()
-    assert followed.status.state == DAMAGED
+    assert (followed.status.state, followed.status.steps) == (FINISHED, 291)  # the segments say the same as run.json
+    assert "taken from the segments" in followed.status.message
     assert "not the description of a run" in followed.show().payload.decode()
     assert str(tmp_path) not in followed.show().payload.decode()
+    (tmp_path / "a" / "run.json").unlink()
+    assert followed.look()
+    assert (followed.status.state, followed.status.steps) == (FINISHED, 291)
+    assert "run.json is missing" in followed.show().payload.decode()
+    segment_paths(tmp_path / "a")[0].unlink()
+    (tmp_path / "a" / "run.json").write_text("no run")
+    assert followed.look()
+    assert followed.status.state == DAMAGED
 
 
 def test_a_run_that_replaces_another_is_read_from_its_start(tmp_path):

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
 from equilibria.findings import counted
+from equilibria.records._files import check_outside_runs
 from equilibria.records._manifest import RUN_FILE, Manifest, Session, find_manifest
 from equilibria.records._metrics import in_one_line
 from equilibria.records._segment import Segment, SegmentReader, all_segments, segment_paths
@@ -113,15 +114,15 @@ class Record:
 
     def verify(self) -> Verification:
         """What is whole: rows, steps, damage and holes of every session and table, as of the moment of reading."""
-        return verify_run(self.path, self.sessions, self._rows.segments, self._rows.manifest_note)
+        return verify_run(self.path, self.sessions, self._rows.segments, self._rows.file_notes)
 
     def to_parquet(self, path: str | Path) -> None:
-        """Write the samples to a Parquet file, units included."""
+        """Write the samples to a Parquet file outside the run, units included."""
         parquet = importlib.import_module("pyarrow.parquet")
         _export(path, lambda: parquet.write_table(self.samples(), str(path)))
 
     def to_csv(self, path: str | Path) -> None:
-        """Write the samples to a CSV file with a header; not measured is empty, not a number is ``nan``."""
+        """Write the samples to a CSV file outside the run; not measured is empty, not a number is ``nan``."""
         csv = importlib.import_module("pyarrow.csv")
         _export(path, lambda: csv.write_csv(without_dictionaries(self.samples()), str(path)))
 
@@ -168,12 +169,13 @@ class _Rows:
     """The rows of a run, as they were on disk when this object was made; read when they are first used."""
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
-        self.manifest_note = manifest.note
         self._sessions = manifest.sessions
         self.segments: dict[str, dict[int, Segment]] = {
             table: {number: Segment(path, table=table if table in TABLES else None) for number, path in paths.items()}
             for table, paths in all_segments(directory).items()
         }
+        foreign = _remove_foreign(self.segments, manifest.id)
+        self.file_notes = [*([manifest.note] if manifest.note else []), *foreign]
         for table in TABLES:  # raises if the sessions disagree
             _concatenated([segment.schema.empty_table() for segment in self._of(table)], table)
 
@@ -203,7 +205,7 @@ class _Rows:
         """Sentences about rows that are missing and why."""
         known = [segment for table in TABLES for segment in self._of(table)]
         return (
-            *([self.manifest_note] if self.manifest_note else []),
+            *self.file_notes,
             *(note for segment in known for note in segment.notes),
             *missing_rows(self._sessions, self.segments),
             *holes(self._sessions, self.segments.get(SAMPLES, {})),
@@ -213,6 +215,18 @@ class _Rows:
 
     def _of(self, table: TableName) -> list[Segment]:
         return list(self.segments.get(table, {}).values())
+
+
+def _remove_foreign(segments: dict[str, dict[int, Segment]], run_id: str) -> list[str]:
+    """Take out the segments that say they are of another run, as copied files do; a note for each."""
+    notes = []
+    for of_table in segments.values():
+        for number, segment in list(of_table.items()):
+            stated = (segment.description or {}).get("id", run_id)
+            if stated != run_id:
+                del of_table[number]
+                notes.append(f"{segment.name}: left out, it belongs to another run ({stated})")
+    return notes
 
 
 class _TableRows:
@@ -287,6 +301,7 @@ def _known_names(what: str, names: Sequence[str], known: Sequence[str]) -> list[
 
 
 def _export(path: str | Path, write: Callable[[], object]) -> None:
+    check_outside_runs(Path(path))
     try:
         write()
     except OSError as error:

@@ -81,9 +81,16 @@ class Verification:
 
 
 def verify_run(
-    path: Path, sessions: Sequence[Session], segments: Mapping[str, Mapping[int, Segment]], manifest_note: str
+    path: Path, sessions: Sequence[Session], segments: Mapping[str, Mapping[int, Segment]], notes: Sequence[str]
 ) -> Verification:
-    """Look at every file of a run, those of tables that this version does not know included."""
+    """Look at every file of a run, those of tables that this version does not know included.
+
+    Args:
+        path: the run directory.
+        sessions: of the run.
+        segments: its files by table and session.
+        notes: sentences about ``run.json`` and about files that are not of this run.
+    """
     last_write = max((file.stat().st_mtime for file in path.glob("*.arrows") if file.exists()), default=None)
     is_written = bool(sessions) and is_writer_alive(path, sessions[-1], last_write=last_write)
     last = session_number(sessions[-1].file) if sessions else None
@@ -92,7 +99,7 @@ def verify_run(
         for table in (*TABLES, *sorted(segments.keys() - set(TABLES)))
         for number, segment in segments.get(table, {}).items()
     )
-    damage = (*([manifest_note] if manifest_note else []), *missing_rows(sessions, segments))
+    damage = (*notes, *missing_rows(sessions, segments))
     lost = tuple(holes(sessions, segments.get(SAMPLES, {})))
     is_whole = not damage and not lost and not any(table.damage for table in tables)
     return Verification(path, is_whole, tables, damage, lost)

@@ -20,7 +20,7 @@ from equilibria.diagnosis.sharpness import sharpness_findings
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, counted
 from equilibria.records._lock import is_writer_alive
-from equilibria.records._manifest import RUN_FILE, Manifest, read_manifest
+from equilibria.records._manifest import RUN_FILE, Manifest, find_manifest
 from equilibria.records._metrics import KeptMetrics
 from equilibria.records._reader import RecordTail, not_superseded
 from equilibria.records._segment import segment_paths
@@ -238,18 +238,21 @@ class FollowedRun:
     # ---- reading
 
     def _read_manifest(self) -> None:
+        """Read ``run.json`` if it has changed; from the segments if it is damaged or lost."""
         try:
             stat = (self._directory / RUN_FILE).stat()
+            if not S_ISREG(stat.st_mode):  # opening a pipe would block
+                raise EquilibriaError(f"{RUN_FILE} is not a file")
+            state = stat.st_mtime_ns, stat.st_size
         except FileNotFoundError:
-            if not segment_paths(self._directory):
+            segments = segment_paths(self._directory)
+            if not segments:
                 raise
-            raise EquilibriaError(f"{RUN_FILE} is missing; equilibria report reads the run without it") from None
-        if not S_ISREG(stat.st_mode):  # opening a pipe would block
-            raise EquilibriaError(f"{RUN_FILE} is not a file")
-        if (stat.st_mtime_ns, stat.st_size) == self._manifest_stat:
+            state = -1, len(segments)
+        if state == self._manifest_stat:
             return
-        before, self._manifest = self._manifest, read_manifest(self._directory)
-        self._manifest_stat = stat.st_mtime_ns, stat.st_size
+        before, self._manifest = self._manifest, find_manifest(self._directory)
+        self._manifest_stat = state
         if before and self._manifest and before.id != self._manifest.id:  # another run in the same place
             self.forget()
 
@@ -260,7 +263,8 @@ class FollowedRun:
             state = FINISHED
         else:
             state = TRAINING if is_writer_alive(self._directory, session, last_write=updated) else INTERRUPTED
-        return RunStatus(state, self.status.steps, self.status.samples, updated)
+        note = self._manifest.note if self._manifest else ""
+        return RunStatus(state, self.status.steps, self.status.samples, updated, note)
 
     def _sentence(self, error: Exception) -> str:
         """An error as a sentence, without the path of the run, which is not for viewers."""
