@@ -1,0 +1,121 @@
+"""When will a run reach the edge of stability? The tracker's forecasts beside the step at which R crossed 1.
+
+Full-batch gradient descent with weight decay on losses that are scale-invariant in all weights: matrix completion with
+BatchNorm, and networks with BatchNorm behind every layer on handwritten digits. `RUNS` was written down before any of
+them was trained; the method was chosen on `CHOSEN_ON`, other networks, seeds and settings.
+
+Writes benchmarks/crossing.md. Run it with `python benchmarks/crossing.py`; `--chosen-on` prints the other runs' table.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import equilibria as eq
+from equilibria.lab.data.image_set import load_digits
+from equilibria.lab.problems import Completion
+from publishing import publish
+
+PARTS = (0.5, 0.625, 0.75, 0.9)  # of the way to the crossing
+GOAL = 0.02
+Loss = Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: everything that decides it."""
+
+    name: str
+    kind: str  # "completion", "mlp" or "conv"
+    seed: int
+    lr: float
+    weight_decay: float
+    widths: tuple[int, ...] = ()
+    samples: int = 256
+    activation: str = "SiLU"
+    mse: bool = False
+    every: int = 50
+    most: int = 20_000  # steps: a run that has not crossed by then is reported as such
+
+
+RUNS = (
+    Run("matrix completion, seed 1", "completion", 1, 0.1, 0.005),
+    Run("matrix completion, seed 2", "completion", 2, 0.05, 0.02),
+    Run("MLP 64-32-10, SiLU", "mlp", 10, 0.005, 0.04, (32,)),
+    Run("MLP 64-48-24-10, tanh", "mlp", 11, 0.01, 0.02, (48, 24), samples=512, activation="Tanh"),
+    Run("MLP 64-40-10, ReLU, squared error", "mlp", 12, 0.005, 0.04, (40,), activation="ReLU", mse=True),
+    Run("conv 6-12, SiLU", "conv", 13, 0.005, 0.04, (6, 12), samples=128),
+    Run("conv 8-8-16, GELU", "conv", 14, 0.002, 0.1, (8, 8, 16), samples=128, activation="GELU"),
+    Run("conv 8-16, tanh, squared error", "conv", 15, 0.005, 0.04, (8, 16), samples=192, activation="Tanh", mse=True),
+)
+
+CHOSEN_ON = (
+    Run("matrix completion, seed 0", "completion", 0, 0.1, 0.01, every=20),
+    Run("MLP 64-32-10, docs/sharpness.md", "mlp", 0, 0.05, 0.02, (32,), every=10),
+    Run("MLP 64-32-32-10, SiLU", "mlp", 20, 0.05, 0.005, (32, 32), samples=128),
+    Run("MLP 64-32-32-10, SiLU, lr 0.005", "mlp", 20, 0.005, 0.05, (32, 32), samples=128),
+    Run("MLP 64-32-10, GELU, squared error", "mlp", 21, 0.005, 0.06, (32,), activation="GELU", mse=True),
+    Run("conv 8-12, ReLU", "conv", 22, 0.002, 0.1, (8, 12), samples=96, activation="ReLU"),
+)
+
+
+def network(run: Run) -> nn.Sequential:
+    """BatchNorm without scale and shift behind every layer: the loss is scale-invariant in all weights."""
+    layers: list[nn.Module] = []
+    before = 1 if run.kind == "conv" else 64
+    for width in run.widths:
+        if run.kind == "conv":
+            layers += [nn.Conv2d(before, width, 3, padding=1, bias=False), nn.BatchNorm2d(width, affine=False)]
+        else:
+            layers += [nn.Linear(before, width, bias=False), nn.BatchNorm1d(width, affine=False)]
+        layers.append(getattr(nn, run.activation)())
+        before = width
+    layers += [nn.AvgPool2d(4), nn.Flatten()] if run.kind == "conv" else []
+    before *= 4 if run.kind == "conv" else 1
+    return nn.Sequential(*layers, nn.Linear(before, 10, bias=False), nn.BatchNorm1d(10, affine=False))
+
+
+def prepared(run: Run) -> tuple[eq.Objective, list[nn.Parameter], Any, Loss]:
+    """The objective, its parameters, its batch and the loss in training."""
+    torch.manual_seed(run.seed)
+    if run.kind == "completion":
+        problem = Completion.generate([run.seed])
+        start = torch.tensor(problem.initial[0]).reshape(2, 50, 50)
+        params = {name: nn.Parameter(start[index].clone()) for index, name in enumerate(("U", "V"))}
+        objective = eq.Objective(lambda at, _batch: problem.torch_loss(at), params)
+        return objective, list(params.values()), None, lambda: problem.torch_loss(params)
+    digits, net = load_digits(), network(run)
+    images, labels = digits.train_images[: run.samples], digits.train_labels[: run.samples]
+    images = images.reshape(-1, 1, 8, 8) if run.kind == "conv" else images.flatten(1)
+    targets = functional.one_hot(labels, 10).float() * 3 - 0.3 if run.mse else labels  # as BatchNorm's: mean 0
+    measure = functional.mse_loss if run.mse else functional.cross_entropy
+    batch = images, targets
+    return eq.objective(net, measure), list(net.parameters()), batch, lambda: measure(net(images), targets)
+
+
+def tracked(run: Run) -> eq.SharpnessTracker:
+    """Train until two queries beyond R = 1."""
+    objective, params, batch, loss = prepared(run)
+    optimizer = torch.optim.SGD(params, lr=run.lr, weight_decay=run.weight_decay)
+    with eq.SharpnessTracker(objective, optimizer, batch, every=run.every) as tracker:
+        for step in range(run.most):
+            optimizer.zero_grad()
+            loss().backward()
+            optimizer.step()
+            if step % run.every == 1 and tracker.samples()["ratio"][-1].as_py() > 1.03:
+                break
+    assert tracker.failure is None, tracker.failure
+    return tracker
