@@ -64,7 +64,7 @@ def forecast_crossing(queries: Sequence[Query], *, decay_growth: float) -> Cross
         decay_growth: of ln R per step by weight decay alone, ``-2 ln(1 - lr wd)``.
 
     Returns:
-        The forecast; None if there are too few queries, R does not grow, or its growth varies by more than itself.
+        The forecast; None if there are too few queries or R does not grow.
 
     Example:
         >>> queries = [Query(step, math.log(0.5) + 2e-3 * step, 0.0) for step in range(0, 210, 30)]
@@ -88,8 +88,6 @@ def forecast_crossing(queries: Sequence[Query], *, decay_growth: float) -> Cross
     if sharpening <= -1:
         return None
     deviation = math.sqrt(variance / (1 + sharpening) ** 2 + _LEAST_DEVIATION**2)
-    if _DEVIATIONS * deviation > 1:
-        return None
     # In units of 1/decay_growth: ln R(now) + (1 + sharpening) time - lack (exp(lack_growth time) - 1)/lack_growth = 0
     time = _first_root(float(ratios[-1]), 1 + sharpening, lack, lack_growth)
     if time is None:
