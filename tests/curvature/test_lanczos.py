@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.helpers.curved_worlds import with_spectrum
 
 from equilibria.curvature import Eigenpairs, eigenpairs, update_eigenpairs
-from equilibria.curvature._lanczos import Basis, distance_to_top
+from equilibria.curvature._lanczos import RISK, Basis, distance_to_top
 from equilibria.errors import EquilibriaError
 
 
@@ -70,6 +70,30 @@ def test_the_bound_fails_no_more_often_than_its_risk(risk):
         failures += top + distance_to_top(alphas, betas, size=size, risk=risk) < values.max()
     assert failures <= trials * risk + 3 * (trials * risk * (1 - risk)) ** 0.5
     assert risk < 0.1 or failures > 0  # the bound is not so wide that it could never fail
+
+
+def near_degenerate(kind: str, size: int, rng: np.random.Generator) -> np.ndarray:
+    bulk = rng.uniform(-0.05, 0.4, size - 21)
+    top = {
+        "gap of 1.2 %": np.r_[1.012, 1.0, rng.uniform(0, 0.5, 19)],
+        "gap of 2 %": np.r_[1.02, 1.0, rng.uniform(0, 0.5, 19)],
+        "one above a multiple": np.r_[1.03, np.ones(20)],
+        "cluster": 1 - rng.uniform(0, 0.03, 21),
+    }[kind]
+    return np.r_[top, bulk]
+
+
+@pytest.mark.parametrize("kind", ["gap of 1.2 %", "gap of 2 %", "one above a multiple", "cluster"])
+@pytest.mark.parametrize("searches", [60, pytest.param(600, marks=pytest.mark.slow)])
+def test_the_bound_of_a_search_fails_no_more_often_than_its_risk(kind, searches):
+    """The spectra that mislead a start most: a second eigenvalue just below the top one."""
+    rng, failures = np.random.default_rng(1), 0
+    for seed in range(searches):
+        values = near_degenerate(kind, 80, rng)
+        result = eigenpairs(diagonal(values), 80, seed=seed)
+        failures += values.max() - result.values[0] > result.bound[0] * result.values[0] * (1 + 1e-9)
+        assert result.converged
+    assert failures <= searches * RISK + 3 * (searches * RISK * (1 - RISK)) ** 0.5
 
 
 def tridiagonal(values: np.ndarray, start: np.ndarray, *, steps: int) -> tuple[np.ndarray, np.ndarray]:

@@ -66,17 +66,17 @@ def test_a_dead_network_is_not_stable():
     detector = EdgeDetector()
     losses, ratios = [2.0, 40.0, 300.0, 250.0, 260.0], [1.5, 20.0, 0.0, 0.0, 0.0]
     states = [
-        detector.take(step, ratio, turned_back=None, growth=None, loss=loss).state
+        detector.take(step, ratio, turned_back=None, sharpness=1.0, decay=None, loss=loss).state
         for step, (ratio, loss) in enumerate(zip(ratios, losses, strict=True))
     ]
     assert states == [PAST, DIVERGING, DIVERGING, DIVERGED, DIVERGED]  # the third by the mean of two steps
-    assert EdgeDetector().take(0, 0.5, turned_back=None, growth=None, loss=-3.0).state == STABLE
+    assert EdgeDetector().take(0, 0.5, turned_back=None, sharpness=1.0, decay=None, loss=-3.0).state == STABLE
 
 
 def test_an_infinite_ratio_does_not_stop_the_detector():
     detector = EdgeDetector()
-    detector.take(0, math.inf, turned_back=None, growth=1e-3)
-    assert detector.take(9, 0.5, turned_back=None, growth=1e-3).state == STABLE
+    detector.take(0, math.inf, turned_back=None, sharpness=1.0, decay=(0.1, 5e-3))
+    assert detector.take(9, 0.5, turned_back=None, sharpness=1.0, decay=(0.1, 5e-3)).state == STABLE
 
 
 def test_what_is_said_of_a_dead_network():
