@@ -2,10 +2,11 @@
 
 Full-batch gradient descent with weight decay on losses that are scale-invariant in all weights: matrix completion with
 BatchNorm, and networks with BatchNorm behind every layer on handwritten digits. `RUNS` was written down before any of
-them was trained; the method was chosen on `CHOSEN_ON`, other networks, seeds and settings. A first judgement, on seeds
-lower by 100, found 2 of 8 runs within the goal (worst errors 0.0, 0.0, 3.7, 16, 4.0, 6.2, 6.7 %) and one whose forecast
-vanished because the growth of R varied by more than itself. Such forecasts now stay, with their wide spread; as that
-changed the method, the seeds below are new.
+them was trained; the method was chosen on `CHOSEN_ON`, other networks, seeds and settings.
+
+Two earlier judgements, on seeds lower by 200 and by 100, each found the two runs of matrix completion within the goal and
+none of the six networks. After the first a forecast whose growth varies stays, with its wide spread (one had vanished),
+after the second the lack of growth is dated to now instead of to the middle of its window; so the seeds are new again.
 
 The goal: every forecast from half-way to the crossing on is within 2 % of the step of the crossing, on at least six of
 `RUNS`. The crossing is the first step at which ln R, interpolated between queries, is 0.
@@ -59,14 +60,14 @@ class Run:
 
 
 RUNS = (
-    Run("matrix completion, seed 101", "completion", 101, 0.1, 0.005),
-    Run("matrix completion, seed 102", "completion", 102, 0.05, 0.02),
-    Run("MLP 64-32-10, SiLU", "mlp", 110, 0.005, 0.04, (32,)),
-    Run("MLP 64-48-24-10, tanh", "mlp", 111, 0.01, 0.02, (48, 24), samples=512, activation="Tanh"),
-    Run("MLP 64-40-10, ReLU, squared error", "mlp", 112, 0.005, 0.04, (40,), activation="ReLU", mse=True),
-    Run("conv 6-12, SiLU", "conv", 113, 0.005, 0.04, (6, 12), samples=128),
-    Run("conv 8-8-16, GELU", "conv", 114, 0.002, 0.1, (8, 8, 16), samples=128, activation="GELU"),
-    Run("conv 8-16, tanh, squared error", "conv", 115, 0.005, 0.04, (8, 16), samples=192, activation="Tanh", mse=True),
+    Run("matrix completion, seed 201", "completion", 201, 0.1, 0.005),
+    Run("matrix completion, seed 202", "completion", 202, 0.05, 0.02),
+    Run("MLP 64-32-10, SiLU", "mlp", 210, 0.005, 0.04, (32,)),
+    Run("MLP 64-48-24-10, tanh", "mlp", 211, 0.01, 0.02, (48, 24), samples=512, activation="Tanh"),
+    Run("MLP 64-40-10, ReLU, squared error", "mlp", 212, 0.005, 0.04, (40,), activation="ReLU", mse=True),
+    Run("conv 6-12, SiLU", "conv", 213, 0.005, 0.04, (6, 12), samples=128),
+    Run("conv 8-8-16, GELU", "conv", 214, 0.002, 0.1, (8, 8, 16), samples=128, activation="GELU"),
+    Run("conv 8-16, tanh, squared error", "conv", 215, 0.005, 0.04, (8, 16), samples=192, activation="Tanh", mse=True),
 )
 
 CHOSEN_ON = (

@@ -225,6 +225,24 @@ def test_a_warm_search_for_several_at_the_bottom():
         assert np.allclose(pairs.values, torch.linalg.eigvalsh(now)[:2], rtol=1e-2)
 
 
+@pytest.mark.parametrize("last", [0.6, 0.1])
+def test_a_warm_search_for_several_takes_fewer_products_than_a_cold_one(last):
+    """Also where the last eigenvalue wanted is far below the first, as in trained networks."""
+    size, draw = 300, torch.Generator().manual_seed(2)
+    skew = torch.randn(size, size, generator=draw, dtype=torch.float64) / size**0.5
+    turn = torch.linalg.matrix_exp(0.02 * (skew - skew.T))
+    top = torch.logspace(0, float(np.log10(last)), 5, dtype=torch.float64)
+    values = torch.cat([top, torch.linspace(-0.05, 0.6 * last, size - 5, dtype=torch.float64)])
+    basis, pairs = torch.eye(size).double(), None
+    for index in range(8):
+        basis = turn @ basis
+        product = lambda vector, basis=basis: basis @ (values * (basis.T @ vector))  # noqa: E731
+        cold = eigenpairs(product, size, k=5, seed=index, budget=300)
+        pairs = cold if pairs is None else update_eigenpairs(product, pairs)
+        assert pairs.converged and np.all(np.abs(np.array(pairs.values) / top.numpy() - 1) <= pairs.bound)
+        assert pairs is cold or pairs.hvps <= cold.hvps
+
+
 def test_the_next_eigenvalue_overtakes_and_is_noticed_at_once():
     """The eigenvectors stand still, so that nothing in the residual of the first gives the second away."""
     rest = np.linspace(0, 0.6, 198)

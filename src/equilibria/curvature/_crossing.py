@@ -121,12 +121,14 @@ def _lack(steps: Floats, log_inverse_norm: Floats, decay_growth: float) -> tuple
         Both relative to the growth by weight decay.
     """
     late = slice(-max(_LEAST_QUERIES, len(steps) // 4), None)
-    now = 1 - float(np.polyfit(steps[late] - steps[-1], log_inverse_norm[late], 1)[0]) / decay_growth
-    first, second = 1 - _slopes(steps, log_inverse_norm, 2) / decay_growth
+    lack = 1 - float(np.polyfit(steps[late] - steps[-1], log_inverse_norm[late], 1)[0]) / decay_growth
+    first, second = (1 - _slopes(steps, log_inverse_norm, 2) / decay_growth).tolist()
     growth = 0.0
     if first > 1e-4 and second > 1e-4:  # of the growth by decay: less is rounding
-        growth = math.log(second / first) / (decay_growth * (steps[-1] - steps[0]) / 2)
-    return max(now, 0.0), min(max(growth, 0.0), _LARGEST_LACK_GROWTH)
+        growth = math.log(second / first) / (decay_growth * float(steps[-1] - steps[0]) / 2)
+    growth = min(max(growth, 0.0), _LARGEST_LACK_GROWTH)
+    since = decay_growth * float(steps[-1] - np.mean(steps[late]))  # the mean lack is that of the middle of its steps
+    return max(lack, 0.0) * math.exp(growth * since), growth
 
 
 def _first_root(start: float, rate: float, lack: float, lack_growth: float) -> float | None:
