@@ -4,9 +4,10 @@ Full-batch gradient descent with weight decay on losses that are scale-invariant
 BatchNorm, and networks with BatchNorm behind every layer on handwritten digits. `RUNS` was written down before any of
 them was trained; the method was chosen on `CHOSEN_ON`, other networks, seeds and settings.
 
-Two earlier judgements, on seeds lower by 200 and by 100, each found the two runs of matrix completion within the goal and
-none of the six networks. After the first a forecast whose growth varies stays, with its wide spread (one had vanished),
-after the second the lack of growth is dated to now instead of to the middle of its window; so the seeds are new again.
+Two earlier judgements, on seeds lower by 200 and by 100, each found the two runs of matrix completion within the goal
+and none of the six networks. After the first a forecast whose growth varies stays, with its wide spread (one had
+vanished), after the second the lack of growth is dated to now instead of to the middle of its window; so the seeds are
+new again.
 
 The goal: every forecast from half-way to the crossing on is within 2 % of the step of the crossing, on at least six of
 `RUNS`. The crossing is the first step at which ln R, interpolated between queries, is 0.
