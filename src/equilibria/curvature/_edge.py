@@ -197,13 +197,13 @@ class EdgeDetector:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
-        before, crossed, decay = state["before"], state["crossed"], state["decay"]
+        """Continue from a checkpoint; in those of earlier versions there is no forecast yet."""
+        before, crossed, decay = state["before"], state.get("crossed"), state.get("decay")
         self._before = None if before is None else (int(before[0]), float(before[1]))
         self._losses = [float(loss) for loss in state["losses"]]
         self._state = one_of("state", state["state"], EDGE_STATES)
         self._decay = None if decay is None else (float(decay[0]), float(decay[1]))
-        self._queries = [Query(*query) for query in state["queries"]]
+        self._queries = [Query(*query) for query in state.get("queries", ())]
         self._crossed = None if crossed is None else Crossing(*crossed)
 
     def _next(self, mean: float, turned_back: float | None, *, approaching: bool) -> str:
