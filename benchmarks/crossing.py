@@ -202,8 +202,8 @@ def report(rows: list[Judged]) -> str:
         *(row.text() for row in rows),
         "",
         f"Every forecast from half-way on is within {GOAL:.0%} on {within} of {len(rows)} runs; the goal was "
-        f"{RUNS_WITHIN_GOAL}. Two earlier judgements, on seeds lower by 200 and 100, found 2 of 8 each; the method changed "
-        "after both, so the seeds are new.",
+        f"{RUNS_WITHIN_GOAL}. Two earlier judgements, on seeds lower by 200 and 100, found 2 of 8 each; the method "
+        "changed after both, so the seeds are new.",
         "",
     ]
     return "\n".join(lines)

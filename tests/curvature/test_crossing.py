@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equilibria.curvature._crossing import Crossing, Query, forecast_crossing, observed_crossing
+from equilibria.curvature._crossing import Crossing, Query, _first_root, forecast_crossing, observed_crossing
 from equilibria.curvature._edge import EdgeDetector
 from equilibria.records.tables import APPROACHING_EDGE, EDGE, PAST, STABLE
 
@@ -86,6 +86,19 @@ def test_no_forecast_without_growth_or_queries():
     assert forecast_crossing(falling[:3], decay_growth=GROWTH) is None
     never = course(lambda _step: 0.0, lambda step: -1.0 - math.exp(-step / 300), until=900)  # the norm settles below
     assert forecast_crossing(never, decay_growth=GROWTH) is None
+
+
+@given(st.floats(-20.0, -1e-6), st.floats(0.01, 5.0), st.floats(0.0, 6.0), st.floats(0.0, 2.0))
+def test_the_root_is_the_first_one_or_there_is_none(start, rate, lack, lack_growth):
+    """Compared with the values on a fine grid up to where the function has its maximum."""
+    time = _first_root(start, rate, lack, lack_growth)
+    ends = math.log(rate / lack) / lack_growth if 0 < lack < rate and lack_growth > 1e-6 else -2 * start / rate
+    grid = np.linspace(0.0, min(max(ends, 0.0), 1e4), 20_001)
+    lacking = lack * grid if lack_growth < 1e-6 else lack * np.expm1(lack_growth * grid) / lack_growth
+    above = np.flatnonzero(start + rate * grid - lacking > 1e-6)
+    if len(above):
+        assert time is not None and time <= grid[above[0]] + 1e-6
+        assert len(above) == len(grid) or time >= grid[max(above[0] - 1, 0)] - 1e-6
 
 
 def test_the_observed_crossing_lies_between_its_queries():

@@ -138,9 +138,9 @@ def _first_root(start: float, rate: float, lack: float, lack_growth: float) -> f
     """
     time = 0.0
     for _ in range(100):
-        grown = math.exp(lack_growth * time)
-        value = start + rate * time - (lack * (grown - 1) / lack_growth if lack_growth else lack * time)
-        slope = rate - lack * grown
+        exponent = min(lack_growth * time, 500.0)  # without a root an iterate may be anywhere
+        value = start + rate * time - lack * (math.expm1(exponent) / lack_growth if lack_growth else time)
+        slope = rate - lack * math.exp(exponent)
         if abs(value) < 1e-9:
             return time
         if slope <= 0:
