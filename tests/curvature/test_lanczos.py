@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.helpers.curved_worlds import with_spectrum
 
 from equilibria.curvature import Eigenpairs, eigenpairs, update_eigenpairs
-from equilibria.curvature._lanczos import Basis, distance_to_top
+from equilibria.curvature._lanczos import RISK, Basis, distance_to_top
 from equilibria.errors import EquilibriaError
 
 
@@ -70,6 +70,30 @@ def test_the_bound_fails_no_more_often_than_its_risk(risk):
         failures += top + distance_to_top(alphas, betas, size=size, risk=risk) < values.max()
     assert failures <= trials * risk + 3 * (trials * risk * (1 - risk)) ** 0.5
     assert risk < 0.1 or failures > 0  # the bound is not so wide that it could never fail
+
+
+def near_degenerate(kind: str, size: int, rng: np.random.Generator) -> np.ndarray:
+    bulk = rng.uniform(-0.05, 0.4, size - 21)
+    top = {
+        "gap of 1.2 %": np.r_[1.012, 1.0, rng.uniform(0, 0.5, 19)],
+        "gap of 2 %": np.r_[1.02, 1.0, rng.uniform(0, 0.5, 19)],
+        "one above a multiple": np.r_[1.03, np.ones(20)],
+        "cluster": 1 - rng.uniform(0, 0.03, 21),
+    }[kind]
+    return np.r_[top, bulk]
+
+
+@pytest.mark.parametrize("kind", ["gap of 1.2 %", "gap of 2 %", "one above a multiple", "cluster"])
+@pytest.mark.parametrize("searches", [60, pytest.param(600, marks=pytest.mark.slow)])
+def test_the_bound_of_a_search_fails_no_more_often_than_its_risk(kind, searches):
+    """The spectra that mislead a start most: a second eigenvalue just below the top one."""
+    rng, failures = np.random.default_rng(1), 0
+    for seed in range(searches):
+        values = near_degenerate(kind, 80, rng)
+        result = eigenpairs(diagonal(values), 80, seed=seed)
+        failures += values.max() - result.values[0] > result.bound[0] * result.values[0] * (1 + 1e-9)
+        assert result.converged
+    assert failures <= searches * RISK + 3 * (searches * RISK * (1 - RISK)) ** 0.5
 
 
 def tridiagonal(values: np.ndarray, start: np.ndarray, *, steps: int) -> tuple[np.ndarray, np.ndarray]:
@@ -199,6 +223,24 @@ def test_a_warm_search_for_several_at_the_bottom():
         now = -turning(0.1 * index)
         pairs = update_eigenpairs(lambda vector, now=now: now @ vector, pairs, end="bottom")
         assert np.allclose(pairs.values, torch.linalg.eigvalsh(now)[:2], rtol=1e-2)
+
+
+@pytest.mark.parametrize("last", [0.6, 0.1])
+def test_a_warm_search_for_several_takes_fewer_products_than_a_cold_one(last):
+    """Also where the last eigenvalue wanted is far below the first, as in trained networks."""
+    size, draw = 300, torch.Generator().manual_seed(2)
+    skew = torch.randn(size, size, generator=draw, dtype=torch.float64) / size**0.5
+    turn = torch.linalg.matrix_exp(0.02 * (skew - skew.T))
+    top = torch.logspace(0, float(np.log10(last)), 5, dtype=torch.float64)
+    values = torch.cat([top, torch.linspace(-0.05, 0.6 * last, size - 5, dtype=torch.float64)])
+    basis, pairs = torch.eye(size).double(), None
+    for index in range(8):
+        basis = turn @ basis
+        product = lambda vector, basis=basis: basis @ (values * (basis.T @ vector))  # noqa: E731
+        cold = eigenpairs(product, size, k=5, seed=index, budget=300)
+        pairs = cold if pairs is None else update_eigenpairs(product, pairs)
+        assert pairs.converged and np.all(np.abs(np.array(pairs.values) / top.numpy() - 1) <= pairs.bound)
+        assert pairs is cold or pairs.hvps <= cold.hvps
 
 
 def test_the_next_eigenvalue_overtakes_and_is_noticed_at_once():

@@ -204,6 +204,23 @@ def test_warm_starts_along_training_and_a_cold_recheck():
     assert warm < cold / 2
 
 
+@pytest.mark.parametrize("decay", [0.0, pytest.param(0.02, marks=pytest.mark.slow)])
+def test_five_eigenvalues_cost_no_more_products_warm_than_cold(decay):
+    """Short version of benchmarks/sharpness.py: from the initial weights on, where eigenvectors turn fastest."""
+    net, batch = batch_normalised_net(), images()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, weight_decay=decay, momentum=0.0 if decay else 0.9)
+    objective, warm = eq.objective(net, functional.cross_entropy), None
+    for query in range(4):
+        cold = eq.sharpness(objective, batch, k=5, seed=query, budget=300)
+        warm = cold if warm is None else eq.sharpness(objective, batch, k=5, warm=warm, budget=300)
+        assert warm.converged and warm.hvps <= cold.hvps
+        assert warm.values == pytest.approx(cold.values, rel=1e-2)
+        for _ in range(15):
+            optimizer.zero_grad()
+            functional.cross_entropy(net(batch[0]), batch[1]).backward()
+            optimizer.step()
+
+
 def test_a_crossing_is_noticed_at_the_latest_by_the_cold_check():
     """Eigenvectors that stand still: an eigenvalue rises out of the bulk, invisible from those that are followed."""
     values = torch.cat([torch.tensor([1.0, 0.9]), torch.linspace(0, 0.5, 98)]).double()

@@ -16,7 +16,7 @@ from equilibria.curvature._edge import EdgeDetector
 from equilibria.curvature._tracker import SharpnessMonitor
 from equilibria.diagnosis.sharpness import sharpness_findings
 from equilibria.errors import EquilibriaError, WatchWarning
-from equilibria.records.tables import DIVERGED, DIVERGING, EDGE, PAST, SHARPNESS_FIELDS, STABLE
+from equilibria.records.tables import APPROACHING_EDGE, DIVERGED, DIVERGING, EDGE, PAST, SHARPNESS_FIELDS, STABLE
 
 
 def quadratic(make, *, curvature=3.0):
@@ -66,17 +66,17 @@ def test_a_dead_network_is_not_stable():
     detector = EdgeDetector()
     losses, ratios = [2.0, 40.0, 300.0, 250.0, 260.0], [1.5, 20.0, 0.0, 0.0, 0.0]
     states = [
-        detector.take(step, ratio, turned_back=None, growth=None, loss=loss).state
+        detector.take(step, ratio, turned_back=None, sharpness=1.0, decay=None, loss=loss).state
         for step, (ratio, loss) in enumerate(zip(ratios, losses, strict=True))
     ]
     assert states == [PAST, DIVERGING, DIVERGING, DIVERGED, DIVERGED]  # the third by the mean of two steps
-    assert EdgeDetector().take(0, 0.5, turned_back=None, growth=None, loss=-3.0).state == STABLE
+    assert EdgeDetector().take(0, 0.5, turned_back=None, sharpness=1.0, decay=None, loss=-3.0).state == STABLE
 
 
 def test_an_infinite_ratio_does_not_stop_the_detector():
     detector = EdgeDetector()
-    detector.take(0, math.inf, turned_back=None, growth=1e-3)
-    assert detector.take(9, 0.5, turned_back=None, growth=1e-3).state == STABLE
+    detector.take(0, math.inf, turned_back=None, sharpness=1.0, decay=(0.1, 5e-3))
+    assert detector.take(9, 0.5, turned_back=None, sharpness=1.0, decay=(0.1, 5e-3)).state == STABLE
 
 
 def test_what_is_said_of_a_dead_network():
@@ -84,6 +84,31 @@ def test_what_is_said_of_a_dead_network():
     loose, finding = sharpness_findings(table(rows))
     assert finding.subject == "diverged: the loss is 250 times that of the first query"
     assert "inf%" not in loose.evidence and "is infinite" in loose.evidence
+
+
+# ---- the crossing
+
+
+def test_a_forecast_is_told_with_its_spread_and_the_growth_it_continues():
+    rows = [at(step, 0.5 * 1.02**step, APPROACHING_EDGE) for step in range(15)]
+    rows[-1] |= {"steps_to_crossing": 21.0, "crossing_spread": 4.0, "steps_to_oscillation": 60.0}
+    (finding,) = sharpness_findings(table(rows))
+    assert finding.subject == "R reaches 1, the edge of stability, at about step 35 ± 4 if its growth goes on"
+    assert finding.evidence == (
+        f"R = {0.5 * 1.02**14:.3g} at step 14, 1.2 times that at step 5; the loss would jump at about step 74"
+    )
+
+
+def test_a_record_without_a_spread_is_told_without_one():
+    (finding,) = sharpness_findings(table([at(20, 0.5, APPROACHING_EDGE, steps_to_crossing=100.0)]))
+    assert finding.subject == "R reaches 1, the edge of stability, at about step 120 if its growth goes on"
+
+
+@pytest.mark.parametrize("state", [PAST, EDGE])
+def test_after_the_crossing_the_observed_step_is_told(state):
+    rows = [at(20, 0.98, STABLE), at(40, 1.04, state, steps_to_crossing=-13.0, crossing_spread=13.0)]
+    (finding,) = sharpness_findings(table(rows))
+    assert finding.evidence.startswith("R crossed 1 at step 27; R = 1.04")
 
 
 # ---- at the edge

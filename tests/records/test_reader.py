@@ -180,7 +180,7 @@ def test_a_damaged_description_of_a_run_without_segments_is_an_error(run, text):
 
 def test_a_description_of_another_kind_of_file(run):
     (run.path / "run.json").write_text(json.dumps({"format": "tar", "sessions": []}))
-    with pytest.raises(EquilibriaError, match=r"run.json: got format 'tar'; expected a version such as 1.3"):
+    with pytest.raises(EquilibriaError, match=r"run.json: got format 'tar'; expected a version such as 1.4"):
         read_record(run.path)
 
 

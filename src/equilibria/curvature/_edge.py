@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from equilibria.curvature._crossing import Crossing, Query, forecast_crossing, observed_crossing
 from equilibria.errors import one_of
 from equilibria.records.tables import APPROACHING_EDGE, DIVERGED, DIVERGING, EDGE, EDGE_STATES, PAST, STABLE
 
@@ -26,7 +27,7 @@ _REVERSING, _NOT_REVERSING = 0.8, 0.5  # share of steps that turn back
 _LEFT_BELOW = 0.9  # R below which a run whose steps no longer turn back has left the edge
 _GROWTH = 1.01  # times the loss of the query before: the loss grows
 _FAR = 10.0  # times the loss at the first query: a run that still grows beyond it diverges
-_DECAY_TOLERANCE = 0.1  # relative deviation of the growth of R from the growth by weight decay alone
+_MOST_QUERIES = 96  # that a forecast remembers: beyond, every second one is forgotten
 
 
 class StepMotion:
@@ -93,10 +94,12 @@ class EdgeState:
     Attributes:
         state: one of `equilibria.records.tables.EDGE_STATES`.
         ratio_mean: R averaged over this step and the one before, if both were queried; else R.
+        crossing: where R reaches 1: a forecast, or the observed one once R is above 1; None if it is unknown.
     """
 
     state: str
     ratio_mean: float
+    crossing: Crossing | None = None
 
 
 class EdgeDetector:
@@ -110,12 +113,14 @@ class EdgeDetector:
 
     Example:
         >>> detector = EdgeDetector()
-        >>> growth = 2 * 1e-3  # of log R per step, by weight decay alone
-        >>> states = [detector.take(step, 0.5 * math.exp(growth * step), turned_back=0.4, growth=growth).state
-        ...           for step in (0, 100, 200, 300, 400, 500)]
-        >>> states
-        ['stable', 'approaching', 'approaching', 'approaching', 'past the edge', 'past the edge']
-        >>> detector.take(501, 1.1, turned_back=1.0, growth=growth).state
+        >>> settings = {"sharpness": 1.0, "decay": (0.1, 0.01)}
+        >>> states = [detector.take(step, 0.5 * math.exp(2e-3 * step), turned_back=0.4, **settings)
+        ...           for step in range(0, 450, 50)]
+        >>> [state.state for state in states[4:]]
+        ['stable', 'approaching', 'approaching', 'past the edge', 'past the edge']
+        >>> [round(state.crossing.step) for state in states[5:]]  # ln 2 / 2e-3
+        [347, 347, 347, 347]
+        >>> detector.take(401, 1.1, turned_back=1.0, **settings).state
         'edge of stability'
     """
 
@@ -123,9 +128,19 @@ class EdgeDetector:
         self._before: tuple[int, float] | None = None
         self._losses: list[float] = []  # the first, and the last four
         self._state = STABLE
+        self._decay: tuple[float, float] | None = None
+        self._queries: list[Query] = []  # below R = 1, under the present settings
+        self._crossed: Crossing | None = None
 
     def take(
-        self, step: int, ratio: float, *, turned_back: float | None, growth: float | None, loss: float | None = None
+        self,
+        step: int,
+        ratio: float,
+        *,
+        turned_back: float | None,
+        sharpness: float,
+        decay: tuple[float, float] | None,
+        loss: float | None = None,
     ) -> EdgeState:
         """Add a query and return the state after it.
 
@@ -133,30 +148,65 @@ class EdgeDetector:
             step: of the query.
             ratio: R.
             turned_back: share of the last steps that turned back; None if unknown.
-            growth: of log R per step by weight decay alone; None if there is no such law.
+            sharpness: spherical, if ``decay`` is given.
+            decay: lr and weight decay of gradient descent on a scale-invariant loss, where both are positive; None for
+                every other run, whose crossing is not forecast.
             loss: None if it cannot grow without limit, as a scale-invariant one.
         """
         self._losses = [*self._losses[:1], *self._losses[1:][-3:], *([] if loss is None else [loss])]
         follows = self._before is not None and step == self._before[0] + 1
         mean = (ratio + self._before[1]) / 2 if self._before is not None and follows else ratio
-        self._state = self._next(step, ratio, mean, turned_back, growth)
+        if self._state == EDGE and self._has_left(mean, turned_back):
+            self._queries.clear()  # the run is in another part of the valley now
+            self._crossed = None
+        crossing = self._crossing(step, ratio, sharpness, decay)
+        self._state = self._next(mean, turned_back, approaching=crossing is not None)
         self._before = step, ratio
-        return EdgeState(self._state, mean)
+        return EdgeState(self._state, mean, crossing)
+
+    def _crossing(
+        self, step: int, ratio: float, sharpness: float, decay: tuple[float, float] | None
+    ) -> Crossing | None:
+        """The forecast, or the observed crossing while R stays above 1 or the run at the edge."""
+        if self._crossed is not None and (ratio > 1 - _BAND or self._state == EDGE):
+            return self._crossed
+        self._crossed = None
+        if decay != self._decay:  # R has jumped, or grows at another rate from now on
+            self._queries.clear()
+        self._decay = decay
+        if decay is None or not (0 < ratio < math.inf and sharpness > 0):
+            return None
+        if ratio > 1:
+            if self._queries:
+                self._crossed = observed_crossing(self._queries[-1], step, math.log(ratio))
+            return self._crossed
+        self._queries.append(Query(step, math.log(ratio), math.log(sharpness)))
+        if len(self._queries) > _MOST_QUERIES:
+            self._queries = [*self._queries[:-1:2], self._queries[-1]]
+        return forecast_crossing(self._queries, decay_growth=-2 * math.log1p(-decay[0] * decay[1]))
 
     def state_dict(self) -> dict[str, Any]:
-        """The last query, the losses that count and the state, for a checkpoint."""
-        return {"before": self._before, "losses": list(self._losses), "state": self._state}
+        """The last query, the losses that count, the state and the crossing, for a checkpoint."""
+        return {
+            "before": self._before,
+            "losses": list(self._losses),
+            "state": self._state,
+            "decay": self._decay,
+            "queries": [astuple(query) for query in self._queries],
+            "crossed": None if self._crossed is None else astuple(self._crossed),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
-        before = state["before"]
+        """Continue from a checkpoint; in those of earlier versions there is no forecast yet."""
+        before, crossed, decay = state["before"], state.get("crossed"), state.get("decay")
         self._before = None if before is None else (int(before[0]), float(before[1]))
-        self._losses, self._state = (
-            [float(loss) for loss in state["losses"]],
-            one_of("state", state["state"], EDGE_STATES),
-        )
+        self._losses = [float(loss) for loss in state["losses"]]
+        self._state = one_of("state", state["state"], EDGE_STATES)
+        self._decay = None if decay is None else (float(decay[0]), float(decay[1]))
+        self._queries = [Query(*query) for query in state.get("queries", ())]
+        self._crossed = None if crossed is None else Crossing(*crossed)
 
-    def _next(self, step: int, ratio: float, mean: float, turned_back: float | None, growth: float | None) -> str:
+    def _next(self, mean: float, turned_back: float | None, *, approaching: bool) -> str:
         turns = self._state == EDGE if turned_back is None else turned_back >= _REVERSING
         beyond = mean > 1 - _BAND if self._state in (PAST, DIVERGING) else mean > 1 + _BAND
         growing, far = self._is_growing(), self._is_far()
@@ -168,7 +218,7 @@ class EdgeDetector:
             return EDGE if turns and not growing else PAST
         if far:  # R is small again: a dead network has no curvature
             return DIVERGED
-        return APPROACHING_EDGE if self._grows_by_decay(step, ratio, growth) else STABLE
+        return APPROACHING_EDGE if approaching else STABLE
 
     def _is_growing(self) -> bool:
         """Whether the loss has grown at each of the last three queries, or at all if there were fewer."""
@@ -180,9 +230,3 @@ class EdgeDetector:
 
     def _has_left(self, mean: float, turned_back: float | None) -> bool:
         return mean < _LEFT_BELOW and turned_back is not None and turned_back < _NOT_REVERSING
-
-    def _grows_by_decay(self, step: int, ratio: float, growth: float | None) -> bool:
-        if self._before is None or growth is None or growth <= 0 or not ratio > 0 or not 0 < self._before[1] < math.inf:
-            return False
-        measured = math.log(ratio / self._before[1]) / (step - self._before[0])
-        return abs(measured / growth - 1) < _DECAY_TOLERANCE

@@ -302,12 +302,12 @@ class SharpnessMonitor:
         factor = result.norm_sq if self.spherical else 1.0
         ratio, intrinsic = limit.ratio(result.value), limit.lr * limit.weight_decay
         lawful = self.spherical and limit.plain and 0 < intrinsic < 1
-        growth = -2 * math.log1p(-intrinsic) if lawful else None
         edge = self._detector.take(
             step,
             ratio,
             turned_back=self._motion.turned_back,
-            growth=growth,
+            sharpness=factor * result.value,
+            decay=(limit.lr, limit.weight_decay) if lawful else None,
             loss=None if self.spherical else result.loss,
         )
         self._state, self._threshold = edge.state, factor * limit.threshold
@@ -328,21 +328,21 @@ class SharpnessMonitor:
             "turned_back": self._motion.turned_back,
             "loss": result.loss,
             "state": edge.state,
-            **(self._forecast(edge, ratio, factor * result.value, limit) if lawful else _NO_FORECAST),
+            **(self._forecast(step, edge, factor * result.value, limit) if lawful else _NO_FORECAST),
         }
 
     def _limit(self) -> StabilityLimit:
         return stability_limit(self._optimizer, list(self._params.values()), scale_invariant=self.spherical)
 
-    def _forecast(self, edge: EdgeState, ratio: float, sharpness: float, limit: StabilityLimit) -> Row:
-        """Forecasts by the laws of gradient descent with weight decay on a scale-invariant loss."""
+    def _forecast(self, step: int, edge: EdgeState, sharpness: float, limit: StabilityLimit) -> Row:
+        """Forecasts for gradient descent with weight decay on a scale-invariant loss."""
         intrinsic, forecast = limit.lr * limit.weight_decay, dict(_NO_FORECAST)
-        if edge.state in (APPROACHING_EDGE, PAST) and ratio > 0:
-            crossing = math.log(ratio) / (2 * math.log1p(-intrinsic))
+        if edge.crossing is not None:
+            forecast["steps_to_crossing"] = left = edge.crossing.step - step
+            forecast["crossing_spread"] = edge.crossing.spread
             dtype = str(next(iter(self._params.values())).dtype).removeprefix("torch.")
-            delay = float(eos_delay(intrinsic, dtype=dtype)) if dtype in ROUNDING_FLOOR else None
-            forecast["steps_to_crossing"] = crossing
-            forecast["steps_to_oscillation"] = None if delay is None else crossing + delay
+            if edge.state in (APPROACHING_EDGE, PAST) and dtype in ROUNDING_FLOOR:
+                forecast["steps_to_oscillation"] = left + float(eos_delay(intrinsic, dtype=dtype))
         if sharpness > 0:
             law = edge_of_stability(limit.lr, limit.weight_decay, sharpness=sharpness)
             forecast["loss_predicted"], forecast["period"] = float(law.loss_above_minimum), float(law.period)
@@ -404,7 +404,9 @@ class SharpnessMonitor:
             )
 
 
-_NO_FORECAST: Row = dict.fromkeys(("steps_to_crossing", "steps_to_oscillation", "loss_predicted", "period"))
+_NO_FORECAST: Row = dict.fromkeys(
+    ("steps_to_crossing", "crossing_spread", "steps_to_oscillation", "loss_predicted", "period")
+)
 
 
 def _effective_lr(limit: StabilityLimit, norm_sq: float) -> float:

@@ -24,7 +24,7 @@ from equilibria.curvature._eigenpairs import (
 )
 
 # Chosen on the runs of benchmarks/sharpness.py, where every value is checked by eigsh.
-_UNMEASURED = 0.4  # assumed curvature along a direction that was never measured, relative to the largest eigenvalue
+_UNMEASURED = 0.4  # assumed curvature along a direction that was never measured, relative to the last eigenvalue wanted
 _COUPLING = 1.8  # factor on measured couplings to other directions: their effect grows with the square
 _RESIDUAL = 2.0  # times the tolerance: with a larger residual another eigenvector may be mixed in
 _LEAST_DOUBT, _DOUBT_DECAY = 1e-3, 0.8
@@ -65,7 +65,7 @@ def update_eigenpairs(
     """
     count, limit = check_request(previous.vectors.shape[1], k=len(previous.values), end=end, tol=tol, budget=budget)
     sign = 1.0 if end == "top" else -1.0
-    space = _SearchSpace(lambda vector: sign * product(vector).double(), previous.memory)
+    space = _SearchSpace(lambda vector: sign * product(vector).double(), previous.memory, wanted=count)
     for _ in range(count):
         space.measure()
     rounding = float(torch.finfo(previous.vectors.dtype).eps) if noise is None else noise()
@@ -107,8 +107,8 @@ def update_eigenpairs(
 class _SearchSpace:
     """Orthonormal directions, those measured in this search first; their space holds all products measured so far."""
 
-    def __init__(self, product: Product, start: WarmStart) -> None:
-        self._product = product
+    def __init__(self, product: Product, start: WarmStart, *, wanted: int) -> None:
+        self._product, self._wanted = product, wanted
         self._vectors = start.vectors.clone()
         self._matrix, self._age = start.matrix.copy(), start.age + np.eye(len(start.age))
         self._doubt, self._observed_rises = start.doubt, list[float]()
@@ -157,7 +157,8 @@ class _SearchSpace:
         self._vectors = torch.cat([self._vectors, (remainder / length)[None].to(self._vectors)])
         self._matrix, self._age = (np.pad(form, (0, 1)) for form in (self._matrix, self._age))
         self._matrix[index, -1] = self._matrix[-1, index] = length
-        self._matrix[-1, -1] = float(np.diag(self._matrix)[: self.measured].max()) - (1 - _UNMEASURED) * self.scale
+        lowest = float(np.sort(np.diag(self._matrix)[: self.measured])[-self._wanted :][0])
+        self._matrix[-1, -1] = lowest - (1 - _UNMEASURED) * abs(lowest)
 
     def solve(self, count: int) -> None:
         """Compute the largest Ritz pairs of the measured directions."""

@@ -27,6 +27,7 @@ About = Mapping[str, Any]
 _HELD, _NEAR = 0.1, 0.3  # mean deviation of R from 1 up to which it is held there, or near it
 _PER_PERIOD = 5  # queries: with fewer a period cannot be measured
 _LOOSE = 0.05  # error bound beyond which a value is unreliable
+_GROWN_OVER = 10  # queries
 _SWINGS = 0.5  # share of steps that turn back
 _OTHER_GRADIENT = 0.1  # relative difference beyond which training and tracker have different losses
 _MOMENTUM = "stability.momentum_threshold"
@@ -145,15 +146,34 @@ def _diverged(columns: dict[str, Floats], states: Sequence[str | None], _about: 
 
 def _approaching(columns: dict[str, Floats], _states: Sequence[str | None], _about: About) -> Finding:
     step, left, until = (columns[name][-1] for name in ("step", "steps_to_crossing", "steps_to_oscillation"))
-    burst = f"; the loss jumps at about step {step + until:,.0f}" if np.isfinite(until) else ""
+    spread = columns["crossing_spread"][-1]
+    around = f" ± {spread:,.0f}" if np.isfinite(spread) else ""  # earlier versions recorded none
+    burst = f"; the loss would jump at about step {step + until:,.0f}" if np.isfinite(until) and left > 0 else ""
+    growth = _growth(columns["step"], columns["ratio"])
     return Finding(
         "note",
-        f"the edge of stability comes at step {step + left:,.0f}, {left:,.0f} steps from the last query",
-        f"R = {columns['ratio'][-1]:.3g} at step {step:,.0f}, growing as weight decay alone makes it grow{burst}",
+        f"R reaches 1, the edge of stability, at about step {step + left:,.0f}{around} if its growth goes on"
+        if left > 0
+        else f"R crossed 1, the edge of stability, at about step {step + left:,.0f}{around}",
+        f"R = {columns['ratio'][-1]:.3g} at step {step:,.0f}{growth}{burst}",
         "nothing to do if training may go on there: it finds flatter minima at the edge; with less weight decay the "
         "edge comes later",
         "stability.crossing_time",
     )
+
+
+def _growth(steps: Floats, ratio: Floats) -> str:
+    """How much R has grown over the last queries."""
+    first = max(0, len(steps) - _GROWN_OVER)
+    if first == len(steps) - 1 or not ratio[first] > 0:
+        return ""
+    return f", {ratio[-1] / ratio[first]:.3g} times that at step {steps[first]:,.0f}"
+
+
+def _crossed(columns: dict[str, Floats]) -> str:
+    """The observed step at which R crossed 1; empty if no query was made before it."""
+    left, spread, step = (columns[name][-1] for name in ("steps_to_crossing", "crossing_spread", "step"))
+    return f"R crossed 1 at step {step + left:,.0f}" if left < 0 and np.isfinite(spread) else ""
 
 
 def _past(columns: dict[str, Floats], states: Sequence[str | None], _about: About) -> Finding:
@@ -164,7 +184,16 @@ def _past(columns: dict[str, Floats], states: Sequence[str | None], _about: Abou
     return Finding(
         "note",
         f"R has been above 1 since step {state_since(columns['step'], states):,}, but {oscillation}",
-        f"R = {columns['ratio'][-1]:.3g} at step {step:,.0f}; the oscillation first has to grow out of rounding{burst}",
+        "; ".join(
+            filter(
+                None,
+                (
+                    _crossed(columns),
+                    f"R = {columns['ratio'][-1]:.3g} at step {step:,.0f}",
+                    f"the oscillation first has to grow out of rounding{burst}",
+                ),
+            )
+        ),
         "nothing to do; with mini-batches this may last: the sharpness is that of the tracker's batch alone",
         "stability.eos_delay",
     )
@@ -189,7 +218,8 @@ def _at_the_edge(columns: dict[str, Floats], states: Sequence[str | None], about
     ratios, spherical = columns["ratio"][late], np.isfinite(columns["effective_lr"][-1])
     loss, level = (float(np.mean(columns[name][late])) for name in ("loss", "loss_predicted"))
     over = f"the last {len(ratios):,} queries" if len(ratios) > 1 else "the last query"
-    parts = [f"R = {np.mean(ratios):.3g} on average over {over}, {np.min(ratios):.2f} to {np.max(ratios):.2f}"]
+    parts = [_crossed(columns)]
+    parts += [f"R = {np.mean(ratios):.3g} on average over {over}, {np.min(ratios):.2f} to {np.max(ratios):.2f}"]
     if np.isfinite(level):
         parts.append(
             f"loss {figure(loss - np.nanmin(columns['loss']))} above the lowest seen, predicted at most {level:.3g}"

@@ -114,7 +114,8 @@ _SHARPNESS_UNITS = {  # "1" is a pure number, "w" the unit of the weights, "loss
     "secant": "loss/w^2",  # along the last step, from two gradients of training; null unless on the full batch
     "turned_back": "1",  # share of the last ten steps that turned back on the one before
     "loss": "loss",
-    "steps_to_crossing": "steps",  # until R = 1; null without a forecast
+    "steps_to_crossing": "steps",  # until R = 1: a forecast; negative once the crossing was observed; null if unknown
+    "crossing_spread": "steps",  # half the width of the range of that step
     "steps_to_oscillation": "steps",  # roughly, until the oscillation has grown from rounding error to a jump in loss
     "loss_predicted": "loss",  # above its minimum, at the edge of stability; the largest value, of g = 0
     "period": "steps",  # of the slow oscillation there, once it is small
@@ -126,8 +127,8 @@ SHARPNESS_FIELDS = _schema({"step": pa.int64()}, _SHARPNESS_UNITS, ("state",))
 STABLE, APPROACHING_EDGE, PAST, EDGE = "stable", "approaching", "past the edge", "edge of stability"
 DIVERGING, DIVERGED = "diverging", "diverged"
 EDGE_STATES = (STABLE, APPROACHING_EDGE, PAST, EDGE, DIVERGING, DIVERGED)
-"""Values of the sharpness table's ``state``. Approaching: R grows as weight decay alone makes it grow, so the step at
-which it crosses 1 is known. Past the edge: R is above 1, and no oscillation is visible yet, or it still grows. Edge of
+"""Values of the sharpness table's ``state``. Approaching: R grows steadily enough to forecast the step at which it
+crosses 1. Past the edge: R is above 1, and no oscillation is visible yet, or it still grows. Edge of
 stability: an oscillation holds R at 1. Diverging: R is above 1, steps turn back, and the loss is far above its first
 value and still grows. Diverged: the loss is as far above, and R is below 1 again, which means nothing for a dead
 network."""
@@ -141,7 +142,7 @@ METRIC_FIELDS = _schema({"step": pa.int64(), "name": _TEXT, "value": pa.float64(
 
 # ---- the files
 
-FORMAT = "1.3"
+FORMAT = "1.4"
 """Version of the files, major.minor: a new column or table raises the minor; a change that older readers would misread
 raises the major."""
 

@@ -152,9 +152,10 @@ def _cell(name: str, value: float | None) -> str:
 
 
 def _standing(row: dict[str, object]) -> str:
-    left = row["steps_to_crossing"]
+    left, spread = row["steps_to_crossing"], row["crossing_spread"]
     if isinstance(left, float) and left > 0:
-        return f"crossing in {left:,.0f} steps"
+        around = f" ± {spread:,.0f}" if isinstance(spread, float) else ""
+        return f"crossing in {left:,.0f}{around} steps"
     return str(row["state"] or "")
 
 
