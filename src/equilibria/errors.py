@@ -118,6 +118,19 @@ def one_of(name: str, value: _Word, allowed: Iterable[str]) -> _Word:
     return value
 
 
+def described(error: BaseException) -> str:
+    """The kind and the text of an exception, of anybody's class: one whose text cannot be formed keeps its kind.
+
+    Example:
+        >>> described(KeyError("a"))
+        "KeyError: 'a'"
+    """
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
 def warn_caller(message: str, kind: type[Warning]) -> None:
     """Warn at the user's own line: the nearest frame outside this library and torch, which calls its hooks."""
     frame: FrameType | None = sys._getframe(1)

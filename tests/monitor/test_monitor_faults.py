@@ -171,6 +171,25 @@ def test_a_failing_sink_is_told_once_and_the_others_go_on():
     assert same_bits(net, plainly_trained(20))
 
 
+def test_a_sink_whose_error_has_no_text_costs_nothing_but_itself():
+    class Mute(Exception):
+        def __str__(self):
+            raise ValueError("no text")
+
+    class Silent(Sink):
+        def append(self, columns):
+            raise Mute
+
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), **SGD)
+    with (
+        pytest.warns(WatchWarning, match="Silent takes no more samples: Mute; watching goes on"),
+        Monitor(net, optimizer, every=1, sinks=[Silent()]) as monitor,
+    ):
+        train(net, optimizer, 5)
+    assert monitor.failure is None and column(monitor, "step", "0.weight") == list(range(5))
+
+
 def test_a_sink_that_fails_to_close_does_not_keep_the_others_open():
     class Stuck(Sink):
         def close(self):

@@ -26,7 +26,7 @@ from equilibria.curvature._query_schedule import QuerySchedule
 from equilibria.curvature._sharpness import Sharpness, sharpness_of
 from equilibria.curvature._thresholds import StabilityLimit, adam_preconditioner, is_adam, stability_limit
 from equilibria.diagnosis.sharpness import sharpness_findings
-from equilibria.errors import EquilibriaError, WatchWarning, positive, warn_in_training, whole
+from equilibria.errors import EquilibriaError, WatchWarning, described, positive, warn_in_training, whole
 from equilibria.findings import Finding
 from equilibria.objectives._objective import Objective
 from equilibria.optimizers.rules import rule_of_group, rule_text
@@ -242,7 +242,7 @@ class SharpnessMonitor:
         try:
             self._watch_and_query()
         except Exception as error:
-            self._failure, self._stopped = f"{type(error).__name__}: {error}", self._steps
+            self._failure, self._stopped = described(error), self._steps
             self._motion.reset()
             warn_in_training(f"sharpness tracking has stopped: {self._failure}; training goes on", WatchWarning)
         self._steps += 1
@@ -399,7 +399,7 @@ class SharpnessMonitor:
         except Exception as error:
             self._sinks = [other for other in self._sinks if other is not sink]
             warn_in_training(
-                f"{type(sink).__name__} receives no more rows: {type(error).__name__}: {error}; tracking goes on",
+                f"{type(sink).__name__} receives no more rows: {described(error)}; tracking goes on",
                 WatchWarning,
             )
 

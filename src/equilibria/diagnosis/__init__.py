@@ -29,6 +29,7 @@ from equilibria.diagnosis.layers import Layer, layers_of
 from equilibria.diagnosis.run import SampledRun, sampled_run
 from equilibria.diagnosis.series import Series
 from equilibria.diagnosis.summary import LayerSummary, summarise_run
+from equilibria.errors import described
 from equilibria.findings import Finding
 
 __all__ = ["diagnose", "summarise_and_diagnose"]
@@ -103,7 +104,7 @@ def _guarded(check: Callable[[_Evidence], Iterable[Finding]], evidence: _Evidenc
             Finding(
                 "note",
                 f"the check {check.__name__!r} failed",
-                f"{type(error).__name__}: {error}",
+                described(error),
                 "nothing to do: all other findings and all numbers are valid. This is a defect of equilibria; please "
                 "report it",
                 "",

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from equilibria.errors import EquilibriaError, WatchWarning, one_of, warn_in_training
+from equilibria.errors import EquilibriaError, WatchWarning, described, one_of, warn_in_training
 from equilibria.findings import Finding, counted
 from equilibria.monitor.monitor import Granularity, Sink
 from equilibria.optimizers.budget import Every, TimeBudget
@@ -171,7 +171,7 @@ def training_goes_on(consequence: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause = str(error) if isinstance(error, EquilibriaError) else f"{type(error).__name__}: {error}"
+        cause = str(error) if isinstance(error, EquilibriaError) else described(error)
         warn_in_training(f"{consequence}: {cause}; training goes on", WatchWarning)
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from equilibria.errors import EquilibriaError, WatchWarning, warn_in_training, whole
+from equilibria.errors import EquilibriaError, WatchWarning, described, warn_in_training, whole
 from equilibria.records._metrics import KeptMetrics
 
 MOST_NAMES, LONGEST_NAME = 100, 100
@@ -156,7 +156,7 @@ class MetricLog:
             write(columns)
         except Exception as error:  # a defect of the record must not end the training
             self._write = None
-            warn_in_training(f"logged numbers are no longer recorded: {type(error).__name__}: {error}", WatchWarning)
+            warn_in_training(f"logged numbers are no longer recorded: {described(error)}", WatchWarning)
 
 
 def _step(step: object) -> int:

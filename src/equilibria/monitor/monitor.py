@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from equilibria._version import __version__
-from equilibria.errors import EquilibriaError, WatchWarning, one_of, warn_in_training, whole
+from equilibria.errors import EquilibriaError, WatchWarning, described, one_of, warn_in_training, whole
 from equilibria.findings import Finding
 from equilibria.monitor.history import History, read_only
 from equilibria.monitor.hooks import OptimizerHooks
@@ -422,7 +422,7 @@ class Monitor:
         except Exception as error:
             self.remove_sink(sink)
             warn_in_training(
-                f"{type(sink).__name__} takes no more samples: {type(error).__name__}: {error}; watching goes on",
+                f"{type(sink).__name__} takes no more samples: {described(error)}; watching goes on",
                 WatchWarning,
             )
 

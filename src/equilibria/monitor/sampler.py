@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
-from equilibria.errors import WatchWarning, warn_in_training
+from equilibria.errors import WatchWarning, described, warn_in_training
 from equilibria.optimizers.budget import Every, TimeBudget
 
 _SHARE = 0.006  # of the training time that sampling may take with every="auto"
@@ -115,5 +115,5 @@ class Sampler:
     def fail(self, error: Exception) -> None:
         """Stop, with one warning. The hooks stay on the optimizer: torch may be iterating over them."""
         if self.failure is None:
-            self.failure = f"{type(error).__name__}: {error}"
+            self.failure = described(error)
             warn_in_training(f"watching has stopped: {self.failure}; training goes on", WatchWarning)

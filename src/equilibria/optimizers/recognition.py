@@ -30,7 +30,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.errors import EquilibriaError
+from equilibria.errors import EquilibriaError, described
 from equilibria.optimizers.controllers import CONTROL_LOG
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 
@@ -147,7 +147,7 @@ def _tried(optimizer: Any, group: Group) -> Recognition:
     except _CannotCopyError as error:
         return Recognition(None, str(error))
     except Exception as error:  # the optimizer is foreign code
-        return Recognition(None, f"a copy of it cannot be tried ({type(error).__name__}: {error})")
+        return Recognition(None, f"a copy of it cannot be tried ({described(error)})")
 
 
 def _try(optimizer: Any, group: Group) -> Recognition:

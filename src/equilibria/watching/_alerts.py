@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from equilibria.errors import EquilibriaError, WatchWarning, warn_in_training
+from equilibria.errors import EquilibriaError, WatchWarning, described, warn_in_training
 from equilibria.findings import Finding
 from equilibria.optimizers.budget import TimeBudget
 
@@ -80,7 +80,7 @@ class FindingAlerts:
         except Exception as error:
             if not self._has_warned:
                 self._has_warned = True
-                warn_in_training(f"on_finding failed: {type(error).__name__}: {error}; training goes on", WatchWarning)
+                warn_in_training(f"on_finding failed: {described(error)}; training goes on", WatchWarning)
 
     def state_dict(self) -> list[str]:
         """What was announced, for a checkpoint."""
