@@ -24,6 +24,7 @@ import numpy as np
 from equilibria.errors import EquilibriaError, within
 from equilibria.theory._reals import Array
 from equilibria.theory.citations import law
+from equilibria.theory.muon import orthogonal_update
 
 _NEGLIGIBLE = 1e-12  # the arcsine series ends where its rest is below this; the law itself is good to 3e-3
 
@@ -174,31 +175,39 @@ def _gauss_sum(count: int) -> tuple[Array, Array]:
 @law(
     "",
     "torch.optim.Muon",
-    derived="linear filter before orthogonalisation; the polar factor decorrelates by 6-29 %",
+    derived="linear filter, then orthogonalisation, which shortens the memory by 5 % (long matrices) to 30 % (square)",
 )
-def muon_memory(momentum: float, *, nesterov: bool = True) -> Memory:
-    """Autocorrelation of Muon's momentum before orthogonalisation.
+def muon_memory(momentum: float, *, nesterov: bool = True, shape: tuple[int, int] | None = None) -> Memory:
+    """Autocorrelation of Muon's update for a matrix of one shape, or of its momentum.
 
-    Nesterov: the update filters white noise with psi_0 = 1 - mu^2, psi_k = (1-mu) mu^(k+1); plain: an EMA.
-    Orthogonalisation shortens it: the total falls to .92-.94 of this for 4:1 matrices, .71-.74 for square ones.
+    Nesterov: the momentum filters white noise with psi_0 = 1 - mu^2, psi_k = (1-mu) mu^(k+1); plain: an EMA. Either way
+    its correlation is rho_k = rho_1 mu^(k-1), and that of the update ``sum_j c_j rho_k^j``, with the shares c_j of
+    `muon.orthogonal_update`.
 
     Args:
         momentum: mu.
         nesterov: as in torch.
+        shape: (rows, columns); without it the memory is that of the momentum before orthogonalisation.
 
     Returns:
         The autocorrelation.
 
     Example:
-        >>> round(muon_memory(0.95).total(), 1)
-        32.9
+        >>> round(muon_memory(0.95).total(), 1), round(muon_memory(0.95, shape=(32, 32)).total())
+        (32.9, 24)
     """
     mu = within("momentum", momentum, low=0, below=1)
-    if not nesterov:
-        return ema_memory(mu)
-    tail = (1 - mu) / (1 + mu)
-    power = (1 - mu**2) ** 2 + mu**4 * tail
-    return Memory((((1 - mu**2) * (1 - mu) * mu**2 + mu**5 * tail) / power,), (mu,))
+    first = mu
+    if nesterov:
+        tail = (1 - mu) / (1 + mu)
+        first = ((1 - mu**2) * (1 - mu) * mu**2 + mu**5 * tail) / ((1 - mu**2) ** 2 + mu**4 * tail)
+    if shape is None:
+        return Memory((first,), (mu,))
+    update = orthogonal_update(*shape)
+    shares = [(power, share) for power, share in zip(update.powers, update.shares, strict=True) if share > 0]
+    return Memory(
+        tuple(share * first**power for power, share in shares), tuple(mu**power for power, _ in shares)
+    )
 
 
 @law("", "torch.optim.Muon", derived="a linear filter remembers geometrically")

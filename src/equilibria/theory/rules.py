@@ -21,6 +21,7 @@ from equilibria.theory.citations import law
 from equilibria.theory.equilibrium import Assumption, Equilibrium
 from equilibria.theory.memory import Memory, lion_memory, muon_memory
 from equilibria.theory.moments import nesterov_correlation
+from equilibria.theory.muon import orthogonal_update
 
 AdjustLr: TypeAlias = Literal["original", "match_rms_adamw"]
 
@@ -44,6 +45,14 @@ class _Settings:
     def decay_per_step(self) -> float:
         """eps = lr * weight_decay."""
         return self.lr * self.weight_decay
+
+
+def _sides(shape: tuple[int, int]) -> tuple[int, int]:
+    """(rows, columns) as two whole numbers."""
+    if not isinstance(shape, tuple | list) or len(shape) != 2:
+        raise EquilibriaError(f"got shape={shape!r}; expected (rows, columns)", argument="shape")
+    rows, columns = (whole("shape", side, low=1) for side in shape)
+    return rows, columns
 
 
 def _check_betas(betas: tuple[float, float]) -> None:
@@ -289,6 +298,13 @@ class Muon(_Settings):
         nesterov: as in torch.
         adjust_lr_fn: torch's factor on the update, "original" sqrt(max(1, rows/columns)) or "match_rms_adamw"
             0.2 sqrt(max(rows, columns)).
+        shape: (rows, columns) of the matrix, on which size and memory of the update depend; None for an optimizer of
+            many matrices, whose memory is then that of the momentum.
+
+    Example:
+        >>> rule = Muon(lr=0.02, weight_decay=0.1)
+        >>> round(rule.equilibrium(shape=(64, 64)).angle / rule.equilibrium().angle, 1)
+        1.2
     """
 
     lr: float
@@ -297,24 +313,29 @@ class Muon(_Settings):
     momentum: float = 0.95
     nesterov: bool = True
     adjust_lr_fn: AdjustLr = "original"
+    shape: tuple[int, int] | None = None
 
     def _check(self) -> None:
         within("momentum", self.momentum, low=0, below=1)
         one_of("adjust_lr_fn", self.adjust_lr_fn, get_args(AdjustLr))
+        if self.shape is not None:
+            object.__setattr__(self, "shape", _sides(self.shape))
 
     @property
     def memory(self) -> Memory:
-        """Autocorrelation of the momentum before orthogonalisation."""
-        return muon_memory(self.momentum, nesterov=self.nesterov)
+        """Autocorrelation of the update; of the momentum before orthogonalisation if the rule has no shape."""
+        return muon_memory(self.momentum, nesterov=self.nesterov, shape=self.shape)
 
     def gain(self, shape: tuple[int, int]) -> float:
         """torch's factor on the update of a matrix of this shape."""
-        if not isinstance(shape, tuple | list) or len(shape) != 2:
-            raise EquilibriaError(f"got shape={shape!r}; expected (rows, columns)", argument="shape")
-        rows, columns = (whole("shape", n, low=1) for n in shape)
+        rows, columns = _sides(shape)
         if self.adjust_lr_fn == "original":
             return math.sqrt(max(1.0, rows / columns))
         return 0.2 * math.sqrt(max(rows, columns))
+
+    def update_sq(self, shape: tuple[int, int]) -> float:
+        """Mean square of the update per lr^2, torch's factor included, of a matrix of this shape."""
+        return self.gain(shape) ** 2 * orthogonal_update(*_sides(shape)).size
 
     def equilibrium(
         self,
@@ -330,37 +351,22 @@ class Muon(_Settings):
         Args:
             unit_grad_sq: not needed.
             dim: not needed; the norm follows from ``shape``.
-            shape: (rows, columns); without it the norm is None.
-            update_sq: measured ||O||^2 of the orthogonalised update; by default min(rows, columns), that of an exact
-                orthogonalisation, which five Newton-Schulz steps miss by 12-32 %.
-            memory_total: measured S = 1 + 2 sum of the update's correlations; by default the momentum's, which
-                orthogonalisation shortens.
+            shape: (rows, columns), by default the rule's; without either the norm is None.
+            update_sq: measured ||O||^2 of the orthogonalised update; by default that of Gaussian gradients.
+            memory_total: measured S = 1 + 2 sum of the update's correlations; by default that of Gaussian gradients.
 
         Returns:
             The equilibrium.
         """
-        memory = self.memory if memory_total is None else self.memory.scaled_to(memory_total)
-        if shape is None:
+        rule = self if shape is None else dataclasses.replace(self, shape=shape)
+        memory = rule.memory if memory_total is None else rule.memory.scaled_to(memory_total)
+        if rule.shape is None:
             result = fixed_points.constant_update(self.lr, self.weight_decay, memory=memory)
         else:
-            gain = self.gain(shape)
-            size = float(min(shape)) if update_sq is None else positive("update_sq", update_sq)
+            gain = self.gain(rule.shape)
+            size = rule.update_sq(rule.shape) / gain**2 if update_sq is None else positive("update_sq", update_sq)
             result = fixed_points.constant_update(self.lr, self.weight_decay, memory=memory, update_sq=size, gain=gain)
-        measured_size = Assumption(
-            "measured update size",
-            update_sq is not None,
-            0.0 if update_sq is not None else 0.3,
-            "norm",
-            "Newton-Schulz gives ||O||^2 = 0.68-0.88 of min(rows, columns) depending on the shape; measure it",
-        )
-        measured_memory = Assumption(
-            "measured update memory",
-            memory_total is not None,
-            0.0 if memory_total is not None else 0.2,
-            "norm, angle",
-            "orthogonalisation shortens the memory: the angle is 4 % larger for 4:1 matrices, 17-20 % for square ones",
-        )
-        return _with(result, measured_size, measured_memory)
+        return result
 
 
 Rule: TypeAlias = SGD | SGDW | AdamW | AdamL2 | Lion | Muon
