@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from equilibria.errors import EquilibriaError, within
-from equilibria.theory._reals import Array
+from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
 from equilibria.theory.muon import orthogonal_update
 
@@ -134,6 +135,49 @@ def lion_memory(betas: tuple[float, float]) -> Memory:
     b2, rho = betas[1], lion_correlation(betas)
     powers, coefficients = arcsine_coefficients(rho)
     return Memory(tuple((coefficients * rho**powers).tolist()), tuple((b2**powers).tolist()))
+
+
+@law(
+    "rotational",
+    "Lion",
+    derived="<w, m> decays by b2 per step and gains <sign(c), m'>; the sign passes <c, m'> / ||c||^2 of it on",
+)
+def lion_total(
+    betas: tuple[float, float], *, grad_sq: ArrayLike, buffer_sq: ArrayLike, buffer_dot_grad: ArrayLike
+) -> Array:
+    """S of Lion's update, 1 + 2 sum of its correlations, from measured inner products of momentum and gradient.
+
+    Lion's update has a fixed size; correlated gradients change how long it lasts. Of an update sign(c), c = b1 m +
+    (1-b1) g, the momentum after the step, m' = b2 m + (1-b2) g, keeps the share h = <c, m'>/||c||^2. The memory is
+    proportional to it: ``S = 1 + (S0 - 1) h/h0``, S0 and h0 those of uncorrelated gradients.
+
+    Args:
+        betas: Lion's (b1, b2).
+        grad_sq: mean of ||g||^2, one number or one per layer.
+        buffer_sq: mean of ||m||^2, the momentum before the step.
+        buffer_dot_grad: mean of <m, g>.
+
+    Returns:
+        S, for the ``memory_total`` of `Lion.equilibrium`.
+
+    Example:
+        >>> tail = 0.01 / 1.99  # ||m||^2 of uncorrelated gradients
+        >>> round(float(lion_total((0.9, 0.99), grad_sq=1.0, buffer_sq=tail, buffer_dot_grad=0.0)), 2)
+        45.93
+    """
+    b1, b2 = betas
+    total = lion_memory(betas).total()
+
+    def kept(g: Any, m: Any, mg: Any) -> Any:
+        c_dot_m = b1 * b2 * m + (b1 * (1 - b2) + (1 - b1) * b2) * mg + (1 - b1) * (1 - b2) * g
+        return c_dot_m / (b1 * b1 * m + 2 * b1 * (1 - b1) * mg + (1 - b1) ** 2 * g)
+
+    measured = kept(
+        reals("grad_sq", grad_sq, above=0),
+        reals("buffer_sq", buffer_sq, low=0),
+        reals("buffer_dot_grad", buffer_dot_grad),
+    )
+    return np.asarray(1 + (total - 1) * measured / kept(1.0, (1 - b2) / (1 + b2), 0.0))
 
 
 @functools.lru_cache(maxsize=64)
