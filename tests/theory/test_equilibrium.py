@@ -241,7 +241,7 @@ def test_muon_is_a_filter_with_an_adjusted_rate(eps, mu):
     assert ours.norm**2 == pytest.approx(0.01 * 4 * update.size * s_eps / (eps * (2 - eps)), rel=1e-8)
     assert rule.equilibrium(shape=(16, 64)).norm == pytest.approx(ours.norm / 2, rel=1e-12)
     assert dataclasses.replace(rule, shape=(64, 16)).equilibrium() == ours
-    assert rule.equilibrium().angle < ours.angle
+    assert rule.equilibrium().angle <= ours.angle * (1 + 1e-12)
     rms = Muon(0.1, eps / 0.1, momentum=mu, adjust_lr_fn="match_rms_adamw")
     assert rms.equilibrium(shape=(16, 64)).norm == pytest.approx(ours.norm / 2 * 0.2 * 8, rel=1e-12)
 

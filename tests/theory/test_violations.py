@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from tests.helpers.violated_walks import walk
 
 from equilibria.errors import EquilibriaError
 from equilibria.theory import SGD, SGDW, AdamL2, AdamW, Lion, Muon, violation_error
 from equilibria.theory.memory import lion_total
-from tests.helpers.violated_walks import walk
 
 PLAIN, MOMENTUM = SGD(0.1, 0.02), SGD(0.01, 0.02, momentum=0.9)
 ADAMW, LION = AdamW(0.1, 0.02, betas=(0.9, 0.99)), Lion(0.1, 0.02)

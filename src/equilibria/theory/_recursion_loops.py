@@ -15,9 +15,7 @@ from equilibria._compiled import compiled
 _LINE, _MATRIX = "float64[::1]", "float64[:,::1]"
 
 
-@compiled(
-    f"void({_MATRIX}, {_MATRIX}, {_MATRIX}, {_LINE}, float64, float64, {_MATRIX}, {_MATRIX}, {_MATRIX})"
-)
+@compiled(f"void({_MATRIX}, {_MATRIX}, {_MATRIX}, {_LINE}, float64, float64, {_MATRIX}, {_MATRIX}, {_MATRIX})")
 def adam_loop(
     settings: Any,
     unit_grads: Any,

@@ -149,8 +149,8 @@ def adam_l2_norm_sq(
 ) -> Any:
     """P = ||w||^2 of Adam with L2 in equilibrium; NaN where there is none.
 
-    Solves P^2 wd (2 - eps (1-b1)/(1+b1)) = kappa L lr k(P), eps = wd lr k(P). The iteration contracts by about 1/4 per round
-    (P' is proportional to P^(1/4)).
+    Solves P^2 wd (2 - eps (1-b1)/(1+b1)) = kappa L lr k(P), eps = wd lr k(P). The iteration contracts by about 1/4 per
+    round (P' is proportional to P^(1/4)).
     """
     p = (lr * (dim * unit_grad_sq) ** 0.5 / (2 * weight_decay)) ** (2 / 3)
     for _ in range(60):
@@ -418,8 +418,8 @@ def _long_average(b1: float, b2: float, *, power: float = 1.0) -> Assumption:
         norm,
         "norm, angle",
         f"an average over 1/(1-beta2) = {1 / (1 - b2):,.4g} steps scatters, and shares gradients with the update: "
-        f"the norm is {'higher' if norm > 0 else 'lower'} by some {100 * abs(norm):.2g} % (below 0.5 % if beta2 >= .99; "
-        "several times that for sparse or heavy-tailed gradients)",
+        f"the norm is {'higher' if norm > 0 else 'lower'} by some {100 * abs(norm):.2g} % (below 0.5 % if "
+        "beta2 >= .99; several times that for sparse or heavy-tailed gradients)",
     )
 
 

@@ -136,9 +136,8 @@ def mean_field_shift(rule: SGD | SGDW, grad_variance: float) -> MeanFieldShift:
     noise = within("grad_variance", grad_variance, low=0)
     a, eps = rule.momentum, positive("lr * weight_decay", rule.decay_per_step)
     targets(rule, rule.lr)  # raises where there is no equilibrium
-    if isinstance(rule, SGDW):
-        step = moments.sgdw_step
-    else:
+    step: moments.MomentStep = moments.sgdw_step
+    if isinstance(rule, SGD):
         step = moments.nesterov_step if rule.nesterov else moments.heavy_ball_step
     if eps < _TINY_RATE * (1 - a):
         return MeanFieldShift(0.0, 0.0)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from equilibria.errors import EquilibriaError, one_of
+from equilibria.errors import EquilibriaError, whole, within
 from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule, check_rule
@@ -245,11 +245,11 @@ def equilibrium_from_gain(
         '0.003244 20.03'
     """
     g, eps = reals("gain", gain), reals("decay_in_force", decay_in_force, above=0)
-    one_of("norm_power", norm_power, (1, 2))
+    power = within("norm_power", whole("norm_power", norm_power), low=1, high=2)
     star = np.sqrt(2 * eps / np.where(g > 0, g, np.nan))
     if (norm is None) != (angle is None):
-        raise EquilibriaError(f"got norm={norm}, angle={angle}; expected both or neither")
+        raise EquilibriaError(f"got norm={norm!r}, angle={angle!r}; expected both or neither")
     if norm is None or angle is None:
         return GainEquilibrium(star, None)
     present = reals("norm", norm, above=0), reals("angle", angle, above=0)
-    return GainEquilibrium(star, np.asarray(present[0] * (present[1] / star) ** (1 / norm_power)))
+    return GainEquilibrium(star, np.asarray(present[0] * (present[1] / star) ** (1 / power)))

@@ -249,9 +249,7 @@ def muon_memory(momentum: float, *, nesterov: bool = True, shape: tuple[int, int
         return Memory((first,), (mu,))
     update = orthogonal_update(*shape)
     shares = [(power, share) for power, share in zip(update.powers, update.shares, strict=True) if share > 0]
-    return Memory(
-        tuple(share * first**power for power, share in shares), tuple(mu**power for power, _ in shares)
-    )
+    return Memory(tuple(share * first**power for power, share in shares), tuple(mu**power for power, _ in shares))
 
 
 @law("", "torch.optim.Muon", derived="a linear filter remembers geometrically")

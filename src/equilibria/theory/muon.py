@@ -73,7 +73,9 @@ class OrthogonalUpdate:
         return math.fsum(share * rho**power for power, share in zip(self.powers, self.shares, strict=True))
 
 
-@law("", "torch.optim.Muon", derived="Hermite expansion of the orthogonalisation, its coefficients from random matrices")
+@law(
+    "", "torch.optim.Muon", derived="Hermite expansion of the orthogonalisation, its coefficients from random matrices"
+)
 def orthogonal_update(rows: int, columns: int) -> OrthogonalUpdate:
     """Size and memory of Muon's update of a matrix of this shape, for Gaussian gradients.
 

@@ -142,7 +142,7 @@ def evolve(
     gains = reals("update_gain", update_gain, above=0)
     if not isinstance(rule, AdamW | AdamL2) and np.any(gains != 1):
         raise EquilibriaError(
-            f"got update_gain={update_gain} for {type(rule).__name__}; expected one only for AdamW and Adam with L2",
+            f"got update_gain={update_gain!r} for {type(rule).__name__}; expected one only for AdamW and Adam with L2",
             argument="update_gain",
         )
     if isinstance(rule, SGD | SGDW):
@@ -217,17 +217,16 @@ def _layers(start: State, unit_grads: Array) -> tuple[int, ...]:
     return np.broadcast_shapes(start.norm_sq.shape, unit_grads.shape[1:] if unit_grads.ndim == 2 else unit_grads.shape)
 
 
-def _series(unit_grads: Array, shape: tuple[int, ...], steps: int) -> Iterator[Any]:
+def _series(values: Array, shape: tuple[int, ...], steps: int, *, name: str = "unit_grad_sq") -> Iterator[Any]:
     """L of every step, a Python float for a single layer: a 2-D array is a time series, anything else constant."""
-    if unit_grads.ndim == 2:
-        if len(unit_grads) != steps:
+    if values.ndim == 2:
+        if len(values) != steps:
             raise EquilibriaError(
-                f"got unit_grad_sq of shape {unit_grads.shape}; expected {steps} rows, one per step",
-                argument="unit_grad_sq",
+                f"got {name} of shape {values.shape}; expected {steps} rows, one per step", argument=name
             )
-        rows = np.broadcast_to(unit_grads, (steps, *shape))
+        rows = np.broadcast_to(values, (steps, *shape))
         return iter(rows if shape else rows.tolist())
-    return repeat(np.broadcast_to(unit_grads, shape).astype(np.float64) if shape else float(unit_grads))
+    return repeat(np.broadcast_to(values, shape).astype(np.float64) if shape else float(values))
 
 
 def _per_layer(values: Array, shape: tuple[int, ...]) -> Any:
@@ -342,8 +341,8 @@ def _evolve_adam(
         after = {"norm_sq": p, "radial": q, "buffer_sq": r, "second": v}
         return _trajectory(start, (lrs, decays), norm_sq, moved_sq, moments_after=after)
     columns = (values.tolist() for values in settings)
-    series = (_series(values, shape, len(lrs)) for values in (unit_grads, gains))
-    rows = zip(*series, *columns, strict=False)
+    units, kappas = _series(unit_grads, shape, len(lrs)), _series(gains, shape, len(lrs), name="update_gain")
+    rows = zip(units, kappas, *columns, strict=False)
     norm_sq, moved_sq, (p, _, q, r, v) = _follow(_adam_steps(p, q, r, v, share, rule.betas, rows))
     after = {"norm_sq": p, "radial": q, "buffer_sq": r, "second": v}
     return _trajectory(start, (lrs, decays), norm_sq, moved_sq, moments_after=after)
@@ -378,7 +377,7 @@ def _follow_adam(
     adam_loop(
         _plain(np.stack(np.broadcast_arrays(*settings), axis=1)),
         _table(unit_grads, shape, steps),
-        _table(gains, shape, steps),
+        _table(gains, shape, steps, name="update_gain"),
         np.broadcast_to(share, shape).flatten(),
         *map(float, rule.betas),
         rows,
@@ -389,11 +388,11 @@ def _follow_adam(
     return norm_sq.reshape(-1, *shape), moved_sq.reshape(-1, *shape), final
 
 
-def _table(values: Array, shape: tuple[int, ...], steps: int) -> Array:
+def _table(values: Array, shape: tuple[int, ...], steps: int, *, name: str = "unit_grad_sq") -> Array:
     """The values of `_series` as the compiled loops take them: a row per step, or one row for all."""
     if values.ndim < 2:
         return _plain(np.broadcast_to(values, shape).reshape(1, -1))
-    next(_series(values, shape, steps), None)  # checks the number of rows
+    next(_series(values, shape, steps, name=name), None)  # checks the number of rows
     return _plain(np.broadcast_to(values, (steps, *shape)).reshape(steps, -1))
 
 

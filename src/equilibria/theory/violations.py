@@ -72,9 +72,10 @@ def violation_error(rule: Rule, kind: Violation, size: float, *, dim: float | No
 
     Args:
         rule: the optimizer, with lr and weight decay above 0.
-        kind: the failure, with its ``size``:
+        kind: the failure.
+        size: its size; what it is depends on the kind:
 
-            - "radial": the gradient has a mean cosine with the weight (positive where its step shrinks the weight);
+            - "radial": the mean cosine of gradient and weight (positive where the gradient step shrinks the weight);
             - "correlated": correlation of successive gradients, AR(1);
             - "signal": share of E||g||^2 in a mean gradient that outlives the momentum;
             - "uneven": sigma of lognormal gradient scales over the coordinates; needs ``dim``;
@@ -375,9 +376,7 @@ def _mixture(rule: Rule, variances: Array, weights: Array) -> _Factors:
     if isinstance(rule, AdamL2 | Muon):
         return None
     if isinstance(rule, AdamW):
-        norm_sq, update_sq = (
-            1 + _saturating(shift, variances, weights) for shift in second_moment_shift(*rule.betas)
-        )
+        norm_sq, update_sq = (1 + _saturating(shift, variances, weights) for shift in second_moment_shift(*rule.betas))
         return math.sqrt(update_sq / norm_sq), math.sqrt(norm_sq)
     b1, b2 = rule.betas
     if b1 < _NEGLIGIBLE:  # no memory, and no update without a gradient
@@ -441,7 +440,9 @@ def _bfloat16(rule: Rule, size: float) -> _Factors:
     eps, b1 = rule.decay_per_step, rule.betas[0]
     mantissas = 2 ** ((np.arange(_QUANTILES) + 0.5) / _QUANTILES)
     ulp = 2.0**-7  # of the power of two below an entry
-    surviving = float(np.mean(np.round(eps * mantissas / ulp) * ulp / mantissas)) / eps  # decay after rounding, over eps
+    surviving = (
+        float(np.mean(np.round(eps * mantissas / ulp) * ulp / mantissas)) / eps
+    )  # decay after rounding, over eps
     growth = 2 * eps * steps if surviving == 0 else -math.expm1(-2 * eps * surviving * steps) / surviving
     if growth == 0:
         return 1.0, 1.0

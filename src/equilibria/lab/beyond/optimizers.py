@@ -394,6 +394,7 @@ def _draw_approach(axes: Axes, config: Config, results: TaskResults) -> None:
 
 EXPERIMENT = Experiment(
     id="eq-optimizers",
+    version=2,
     title="Equilibrium norm and angle of the optimizers in use, theory against torch.optim",
     source="beyond the papers",
     scales={
