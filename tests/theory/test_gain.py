@@ -68,7 +68,7 @@ def test_a_budget_does_not_depend_on_the_scale_of_the_weight(factor):
 
 
 def adamw_with_a_pull(cosine, *, lr=0.1, wd=0.02, dim=400, replicas=8, settle=2000, steps=4000, b1=0.9):
-    """Sums over a window of AdamW on gradients with a mean cosine: ln ||w||^2, angle^2, and the pull by its gradient."""
+    """Sums over a window of AdamW on gradients with a mean cosine: ln ||w||^2, angle^2, pull of the gradient, decay."""
     draw = np.random.default_rng(5)
     w = draw.normal(size=(replicas, dim)) * math.sqrt(lr / (2 * wd))
     m, v = np.zeros_like(w), np.ones_like(w)

@@ -230,8 +230,8 @@ def _number_format(rule: Rule, time_constant: float) -> Assumption:
     change = rule.decay_per_step
     if isinstance(rule, SGD):  # its decay is a part of the step, which is rounded as a whole
         change = math.sqrt(2 * change / (1 + rule.momentum))
-    what = "a step moves the weight by" if isinstance(rule, SGD) else "decay takes"
-    text = f"{what} {change:.2g} of itself per step; {limits}"
+    what = "turning moves" if isinstance(rule, SGD) else "decay takes"
+    text = f"{what} {change:.2g} of the weight per step; {limits}"
     if change > 2 * ROUNDED_AWAY["bfloat16"]:
         return Assumption(name, True, 0.0, 0.0, affects, text)
     if change < ROUNDED_AWAY["float32"]:
