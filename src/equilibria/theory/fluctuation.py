@@ -131,7 +131,7 @@ def mean_field_shift(rule: SGD | SGDW, grad_variance: float) -> MeanFieldShift:
     Example:
         >>> shift = mean_field_shift(SGD(1.0, 0.2), random_walk_variance(8))  # simulated: 0.010, -0.010
         >>> round(shift.norm, 3), round(shift.angle, 3)
-        (0.01, -0.01)
+        (0.01, -0.011)
     """
     noise = within("grad_variance", grad_variance, low=0)
     a, eps = rule.momentum, positive("lr * weight_decay", rule.decay_per_step)
