@@ -131,8 +131,9 @@ def walk(
 def _update(rule: Rule, w: Array, g: Array, m: Array, v: Array, step: int, eps: float) -> tuple[Array, Array, Array]:
     """The update per lr, decay included where it is coupled, and the buffers after the step."""
     if isinstance(rule, SGD):
-        m = rule.momentum * m + g + rule.weight_decay * w
-        return m, m, v
+        h = g + rule.weight_decay * w
+        m = rule.momentum * m + h
+        return h + rule.momentum * m if rule.nesterov else m, m, v
     if isinstance(rule, Lion):
         b1, b2 = rule.betas
         return np.sign(b1 * m + (1 - b1) * g), b2 * m + (1 - b2) * g, v

@@ -71,6 +71,17 @@ def test_table_of_violations(name, kind, size):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "rule",
+    [SGD(0.01, 0.02, momentum=0.9, nesterov=True), AdamL2(0.02, 0.05, betas=(0.9, 0.99))],
+    ids=["Nesterov", "AdamL2"],
+)
+@pytest.mark.parametrize(("kind", "size"), [("correlated", 0.3), ("correlated", 0.9), ("signal", 0.1)])
+def test_correlations_under_other_rules(rule, kind, size):
+    assert_right(rule, kind, size, seed=8)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize(("kind", "size"), [("uneven", 1.0), ("uneven", 2.0), ("dominated", 0.1), ("dominated", 0.3)])
 def test_uneven_coordinates(name, kind, size):

@@ -422,7 +422,7 @@ def _eps(rule: Rule, size: float) -> _Factors:
     ratio = within("size", size, low=0)
     if isinstance(rule, AdamW):
         return 1.0, 1 / (1 + ratio)
-    return (1.0, 1.0) if not isinstance(rule, AdamL2) else ((1 + ratio) ** (-2 / 3), (1 + ratio) ** (-1 / 3))
+    return ((1 + ratio) ** (-2 / 3), (1 + ratio) ** (-1 / 3)) if isinstance(rule, AdamL2) else None
 
 
 def _bfloat16(rule: Rule, size: float) -> _Factors:
