@@ -42,6 +42,7 @@ NO_LAW = {
     "equilibrium.sgdw_point": "unchecked formula of `equilibrium.sgdw`, cited there",
     "memory.arcsine_coefficients": "a power series",
     "memory.lion_equilibrium_traces": "the fixed point of `memory.LionPull`",
+    "memory.sign_total": "the arcsine series that `memory.lion_memory` cites, summed",
     "moments.adam_step": "inner loop of `transient.evolve` and `approach.adam_approach`, which cite the recursion",
     "moments.angle_from_chord_sq": "plane geometry",
     "moments.chord_sq": "plane geometry",

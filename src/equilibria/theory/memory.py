@@ -27,6 +27,7 @@ from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
 from equilibria.theory.muon import orthogonal_update
 
+_LARGEST_CORRELATION = 1 - 1e-6  # of which the arcsine is summed
 _NEGLIGIBLE = 1e-12  # the arcsine series ends where its rest is below this; the law itself is good to 3e-3
 
 
@@ -140,7 +141,7 @@ def lion_memory(betas: tuple[float, float]) -> Memory:
 @law(
     "rotational",
     "Lion",
-    derived="<w, m> decays by b2 per step and gains <sign(c), m'>; the sign passes <c, m'> / ||c||^2 of it on",
+    derived="<w, m> decays by b2 per step and gains <sign(c), m'>: the correlation b1 <c, m'> / ||c||^2 sets S",
 )
 def lion_total(
     betas: tuple[float, float], *, grad_sq: ArrayLike, buffer_sq: ArrayLike, buffer_dot_grad: ArrayLike
@@ -148,8 +149,8 @@ def lion_total(
     """S of Lion's update, 1 + 2 sum of its correlations, from measured inner products of momentum and gradient.
 
     Lion's update has a fixed size; correlated gradients change how long it lasts. Of an update sign(c), c = b1 m +
-    (1-b1) g, the momentum after the step, m' = b2 m + (1-b2) g, keeps the share h = <c, m'>/||c||^2. The memory is
-    proportional to it: ``S = 1 + (S0 - 1) h/h0``, S0 and h0 those of uncorrelated gradients.
+    (1-b1) g, the momentum after the step, m' = b2 m + (1-b2) g, keeps the share <c, m'>/||c||^2; b1 times it is the
+    correlation of c one step apart, with which the arcsine law of `lion_memory` gives S.
 
     Args:
         betas: Lion's (b1, b2).
@@ -165,19 +166,21 @@ def lion_total(
         >>> round(float(lion_total((0.9, 0.99), grad_sq=1.0, buffer_sq=tail, buffer_dot_grad=0.0)), 2)
         45.93
     """
-    b1, b2 = betas
-    total = lion_memory(betas).total()
+    b1 = within("beta1", betas[0], low=0, below=1)
+    b2 = within("beta2", betas[1], low=0, below=1)
+    g, m = reals("grad_sq", grad_sq, above=0), reals("buffer_sq", buffer_sq, low=0)
+    mg = reals("buffer_dot_grad", buffer_dot_grad)
+    c_dot_m = b1 * b2 * m + (b1 * (1 - b2) + (1 - b1) * b2) * mg + (1 - b1) * (1 - b2) * g
+    return sign_total(b1 * c_dot_m / (b1 * b1 * m + 2 * b1 * (1 - b1) * mg + (1 - b1) ** 2 * g), decay=b2)
 
-    def kept(g: Any, m: Any, mg: Any) -> Any:
-        c_dot_m = b1 * b2 * m + (b1 * (1 - b2) + (1 - b1) * b2) * mg + (1 - b1) * (1 - b2) * g
-        return c_dot_m / (b1 * b1 * m + 2 * b1 * (1 - b1) * mg + (1 - b1) ** 2 * g)
 
-    measured = kept(
-        reals("grad_sq", grad_sq, above=0),
-        reals("buffer_sq", buffer_sq, low=0),
-        reals("buffer_dot_grad", buffer_dot_grad),
-    )
-    return np.asarray(1 + (total - 1) * measured / kept(1.0, (1 - b2) / (1 + b2), 0.0))
+def sign_total(rho: ArrayLike, *, decay: float) -> Array:
+    """S of the sign of a Gaussian vector whose correlation is rho one step apart, and falls by ``decay`` per step."""
+    powers, coefficients = arcsine_coefficients(_LARGEST_CORRELATION)
+    one_apart = np.clip(np.asarray(rho, dtype=np.float64), -_LARGEST_CORRELATION, _LARGEST_CORRELATION)
+    # Odd powers, some of them of no whole number: the sign is taken out.
+    terms = np.sign(one_apart)[..., np.newaxis] * np.abs(one_apart)[..., np.newaxis] ** powers
+    return np.asarray(1 + 2 * terms @ (coefficients / (1 - decay**powers)))
 
 
 @functools.lru_cache(maxsize=64)

@@ -28,7 +28,7 @@ from equilibria.theory._reals import Array
 from equilibria.theory.citations import law
 from equilibria.theory.equilibrium import ROUNDED_AWAY, Assumption, constant_update_point, second_moment_shift
 from equilibria.theory.fluctuation import mean_field_shift, random_walk_variance
-from equilibria.theory.memory import lion_memory, lion_total
+from equilibria.theory.memory import lion_total, sign_total
 from equilibria.theory.radial import radial_balance, radial_strength
 from equilibria.theory.requested import norm_power
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, check_rule, nesterov_angle_factor
@@ -337,7 +337,7 @@ def _together(rule: Rule, common: float) -> _Factors:
     if isinstance(rule, AdamL2 | Muon):
         return None
     if isinstance(rule, Lion):
-        momentum_alone = lion_memory((1 - 1e-6, rule.betas[1])).total() / rule.memory.total()
+        momentum_alone = float(sign_total(rule.betas[1], decay=rule.betas[1])) / rule.memory.total()
         return None, math.sqrt(1 + (momentum_alone - 1) * common**3)
     if common < _NEGLIGIBLE:
         return 1.0, 1.0
@@ -382,16 +382,12 @@ def _mixture(rule: Rule, variances: Array, weights: Array) -> _Factors:
     if b1 < _NEGLIGIBLE:  # no memory, and no update without a gradient
         return 1.0, math.sqrt(float(weights[variances > 0].sum()))
 
-    def total(variances: Array, weights: Array) -> float:
-        """S - 1 up to a factor: slope of the mean sign in <w, m>, times <sign, m'>."""
-        buffer_sq = (1 - b2) / (1 + b2)
-        sizes = np.sqrt(b1**2 * buffer_sq + (1 - b1) ** 2 * variances)
-        stored = b1 * b2 * buffer_sq + (1 - b1) * (1 - b2) * variances
-        return float(weights @ (1 / sizes)) * float(weights @ (stored / sizes))
-
-    plain = total(np.ones(1), np.ones(1))
-    own = rule.memory.total()
-    return _remembering(rule, 1 + (own - 1) * total(variances, weights) / plain)
+    # The slope of the mean sign in <w, m>, and <sign, m'>; their product is the correlation that sets the memory.
+    buffer_sq = (1 - b2) / (1 + b2)
+    sizes = np.sqrt(b1**2 * buffer_sq + (1 - b1) ** 2 * variances)
+    stored = b1 * b2 * buffer_sq + (1 - b1) * (1 - b2) * variances
+    rho = b1 * float(weights @ (1 / sizes)) * float(weights @ (stored / sizes))
+    return _remembering(rule, float(sign_total(rho, decay=b2)))
 
 
 def _saturating(shift: float, variances: Array, weights: Array) -> float:
