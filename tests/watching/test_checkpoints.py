@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import errno
 import os
 import random
@@ -21,6 +22,7 @@ import equilibria.records._at_exit as at_exit
 from equilibria import errors
 from equilibria.records import RecordWarning, RecordWriter, read_record
 from equilibria.records._metrics import metric_series
+from equilibria.serve.follow import FollowedRun
 from equilibria.watching._recording import Recording
 
 # Resumes from its checkpoint, trains, saves a checkpoint and is killed a few steps later. One process of its own forks
@@ -243,3 +245,33 @@ def test_a_resumed_run_shows_what_its_record_has(tmp_path):
     assert [finding.subject for finding in resumed.findings()] == [
         f.subject for f in eq.read_run(record.path).findings()
     ]
+
+
+def test_a_branch_that_was_given_up_is_left_out_however_rarely_the_next_one_is_sampled(tmp_path):
+    """Its rows up to the first sample of the resumed run had stayed."""
+
+    def session(every):
+        net = make_net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-3)
+        return net, optimizer, eq.watch(net, optimizer, log_dir=tmp_path / "run", every=every)
+
+    net, optimizer, monitor = session(1)
+    train(net, optimizer, 20, after_step=lambda _: monitor.log(loss=1.0))
+    states = net.state_dict(), optimizer.state_dict(), monitor.state_dict()
+    states = copy.deepcopy(states)
+    train(net, optimizer, 15, after_step=lambda _: monitor.log(loss=1000.0))
+    monitor.close()
+    net, optimizer, monitor = session(8)
+    for part, state in zip((net, optimizer, monitor), states, strict=True):
+        part.load_state_dict(state)
+    train(net, optimizer, 10, after_step=lambda _: monitor.log(loss=2.0))
+    monitor.close()
+    record = eq.read_run(tmp_path / "run")
+    assert sorted(set(record.samples()["step"].to_pylist())) == [*range(20), 24]
+    assert record.metrics()["value"].to_pylist() == [1.0] * 20 + [2.0] * 10
+    assert any("the run went back to step 20 after them" in note for note in record.notes)
+    followed = FollowedRun(tmp_path / "run", name="run")
+    followed.look()
+    followed.read()
+    assert sorted(set(followed.snapshot().samples["step"].to_pylist())) == [*range(20), 24]
+    assert followed.metrics()["value"].to_pylist() == [1.0] * 20 + [2.0] * 10

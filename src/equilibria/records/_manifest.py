@@ -37,6 +37,8 @@ class Session:
         metadata: from its writer.
         after: the last sampled step before it, as the checkpoint knows it that the session resumed from; None for a
             first session, and if unknown.
+        resumed_at: the first step of the session, as that checkpoint knows it: rows of this step and later ones in
+            earlier sessions are of a branch that was given up; None for a first session, and before format 1.4.
         rows: how many rows it wrote into each table; None while it runs, if it was killed, and before format 1.2.
     """
 
@@ -47,6 +49,7 @@ class Session:
     host: str
     metadata: Mapping[str, Any]
     after: int | None = None
+    resumed_at: int | None = None
     rows: Mapping[str, int] | None = None
 
 
@@ -205,7 +208,8 @@ def _session(values: Mapping[str, Any]) -> Session:
     for name, kind in kinds.items():
         _check(values[name], name, kind)
     _check_time(started, "started")
-    begun = Session(file, started, None, pid, host, metadata, after=_check(values.get("after"), "after", int | None))
+    known = {name: _check(values.get(name), name, int | None) for name in ("after", "resumed_at")}
+    begun = Session(file, started, None, pid, host, metadata, **known)
     if values["ended"] is None:
         return begun
     return _ended(begun, {"ended": values["ended"], "rows": values.get("rows"), "metadata": {}})

@@ -26,7 +26,7 @@ from equilibria.findings import counted
 from equilibria.records._files import check_outside_runs
 from equilibria.records._manifest import RUN_FILE, Manifest, Session, find_manifest
 from equilibria.records._metrics import in_one_line
-from equilibria.records._segment import Segment, SegmentReader, all_segments, segment_paths
+from equilibria.records._segment import Segment, SegmentReader, all_segments, segment_paths, session_number
 from equilibria.records._verification import Verification, holes, missing_rows, verify_run
 from equilibria.records.tables import FORMAT, FORMAT_KEY, METRICS, SAMPLES, SHARPNESS, TABLES, TableName
 
@@ -181,11 +181,11 @@ class _Rows:
 
     @cached_property
     def samples(self) -> _TableRows:
-        return _TableRows(self._of(SAMPLES), SAMPLES)
+        return _TableRows(self.segments.get(SAMPLES, {}), SAMPLES, self._resumed_at)
 
     @cached_property
     def sharpness(self) -> _TableRows:
-        return _TableRows(self._of(SHARPNESS), SHARPNESS)
+        return _TableRows(self.segments.get(SHARPNESS, {}), SHARPNESS, self._resumed_at)
 
     @cached_property
     def metrics(self) -> pa.Table:
@@ -213,6 +213,12 @@ class _Rows:
             *self.sharpness.superseded,
         )
 
+    @property
+    def _resumed_at(self) -> dict[int, int]:
+        """By session that resumed from a checkpoint, its first step."""
+        begun = {session_number(session.file): session.resumed_at for session in self._sessions}
+        return {number: step for number, step in begun.items() if number is not None and step is not None}
+
     def _of(self, table: TableName) -> list[Segment]:
         return list(self.segments.get(table, {}).values())
 
@@ -238,9 +244,9 @@ class _TableRows:
         superseded: a note for each session that has others.
     """
 
-    def __init__(self, segments: Sequence[Segment], name: TableName) -> None:
-        self.table = _concatenated([segment.table for segment in segments], name)
-        self.kept, self.superseded = _one_line_of_steps(segments)
+    def __init__(self, segments: Mapping[int, Segment], name: TableName, resumed_at: Mapping[int, int]) -> None:
+        self.table = _concatenated([segment.table for segment in segments.values()], name)
+        self.kept, self.superseded = _one_line_of_steps(segments, resumed_at)
 
 
 def without_dictionaries(table: pa.Table) -> pa.Table:
@@ -261,12 +267,14 @@ def _concatenated(tables: Sequence[pa.Table], name: TableName) -> pa.Table:
         raise EquilibriaError(f"the sessions of this run disagree about a column: {error}") from None
 
 
-def _one_line_of_steps(segments: Sequence[Segment]) -> tuple[NDArray[np.bool_] | None, list[str]]:
+def _one_line_of_steps(
+    segments: Mapping[int, Segment], resumed_at: Mapping[int, int]
+) -> tuple[NDArray[np.bool_] | None, list[str]]:
     """Which rows no later row supersedes (None for all), and a note for each session that has others."""
     masks: list[NDArray[np.bool_]] = []
     notes: list[str] = []
     later: list[int] = []  # the lowest step of each later session
-    for segment in reversed(segments):
+    for number, segment in reversed(list(segments.items())):
         steps = segment.table["step"].to_numpy()
         kept = not_superseded(steps)
         if later:
@@ -277,6 +285,7 @@ def _one_line_of_steps(segments: Sequence[Segment]) -> tuple[NDArray[np.bool_] |
             notes.append(f"{segment.name}: {count:,} rows left out, the run went back to step {back_to:,} after them")
         masks.append(kept)
         later += [int(steps.min())] if steps.size else []
+        later += [resumed_at[number]] if number in resumed_at else []
     return (np.concatenate(masks[::-1]) if notes else None), notes[::-1]
 
 

@@ -100,7 +100,7 @@ class ThinnedSamples:
         valid = self._not_superseded(steps, session=session, first=first)
         new = self._new_rollbacks(steps, valid, session=session, first=first)
         if new:
-            self.rollbacks += new
+            self.rollbacks = sorted([*self.rollbacks, *new], key=lambda rollback: (rollback.session, rollback.row))
             self._go_back(min(rollback.step for rollback in new), session=session)
             valid = self._not_superseded(steps, session=session, first=first)
         self._session = session
@@ -112,6 +112,14 @@ class ThinnedSamples:
         self._pending.append(columns)
         if sum(len(pending["step"]) for pending in self._pending) > _PENDING:
             self._thin()
+
+    def resume(self, session: int, step: int) -> None:
+        """Drop what earlier sessions have from a step on: a session resumed there, whether it sampled it or not."""
+        begin = Rollback(session, 0, step)
+        if begin not in self.rollbacks:
+            self.rollbacks = sorted([*self.rollbacks, begin], key=lambda rollback: (rollback.session, rollback.row))
+            if self._session < session:
+                self._go_back(step, session=session)
 
     def table(self) -> pa.Table:
         """The kept rows as a sample table, one layer after the other."""

@@ -139,7 +139,8 @@ def holes(sessions: Sequence[Session], samples: Mapping[int, Segment]) -> list[s
         steps = _steps(segment)
         session = by_number.get(number)
         if len(steps):
-            line = line[line < steps[0]]
+            resumed_at = None if session is None else session.resumed_at
+            line = line[line < (steps[0] if resumed_at is None else min(steps[0], resumed_at))]
             last = int(line[-1]) if len(line) else -1
             lost = _last_lost(line, int(steps[0]), after=session.after if session else None, is_ended=is_ended)
             if lost > last:

@@ -54,6 +54,8 @@ class RecordWriter:
         flush_seconds: the longest time that a sample stays in memory only, in seconds.
         after: the last step sampled before this session, where the caller knows it from a checkpoint: readers then
             notice if samples before this session are missing.
+        resumed_at: the first step of this session, from the same checkpoint: readers then leave out what earlier
+            sessions recorded from this step on.
 
     Raises:
         EquilibriaError: if the directory holds a run and ``resume`` is False, holds other files, is locked by another
@@ -79,6 +81,7 @@ class RecordWriter:
         resume: bool = False,
         flush_seconds: float = 5.0,
         after: int | None = None,
+        resumed_at: int | None = None,
     ) -> None:
         self._flush_seconds = positive("flush_seconds", flush_seconds)
         kept = check_metadata(metadata)
@@ -95,7 +98,7 @@ class RecordWriter:
         self._ended = threading.Event()
         self._append_waiting: Callable[[], bool] | None = None
         try:
-            self._open(kept, resume=resume, after=after)
+            self._open(kept, resume=resume, after=after, resumed_at=resumed_at)
         except OSError as error:
             raise EquilibriaError(f"cannot record into {directory}: {_reason(error)}") from error
         self._thread = threading.Thread(target=self._flush_on_time, name="equilibria-record", daemon=True)
@@ -183,7 +186,7 @@ class RecordWriter:
     ) -> None:
         self.close()
 
-    def _open(self, metadata: dict[str, Any], *, resume: bool, after: int | None) -> None:
+    def _open(self, metadata: dict[str, Any], *, resume: bool, after: int | None, resumed_at: int | None) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         _check_no_other_files(self._directory)
         self._lock = RunLock(self._directory)
@@ -197,7 +200,8 @@ class RecordWriter:
             known = before.sessions if before else ()  # a session killed early has no file; a moved file has no session
             files = [number for numbers in all_segments(self._directory).values() for number in numbers]
             number = max(len(known), max(files, default=-1) + 1)
-            session = Session(segment_name(number), now(), None, self._pid, socket.gethostname(), metadata, after)
+            host = socket.gethostname()
+            session = Session(segment_name(number), now(), None, self._pid, host, metadata, after, resumed_at)
             begun = before or Manifest(uuid.uuid4().hex, FORMAT, session.started, session.started, ())
             self._manifest = begun.begin(session)
             write_manifest(self._directory, self._manifest)

@@ -23,7 +23,7 @@ from equilibria.records._lock import is_writer_alive
 from equilibria.records._manifest import RUN_FILE, Manifest, find_manifest
 from equilibria.records._metrics import KeptMetrics
 from equilibria.records._reader import RecordTail, not_superseded
-from equilibria.records._segment import segment_paths
+from equilibria.records._segment import segment_paths, session_number
 from equilibria.records._thinning import ThinnedSamples
 from equilibria.records.tables import METRICS, SHARPNESS, TABLES
 from equilibria.views.run.page import report_page
@@ -280,6 +280,10 @@ class FollowedRun:
             self._take_batches()
 
     def _take_batches(self) -> None:
+        for begun in self._manifest.sessions if self._manifest else ():
+            number = session_number(begun.file)
+            if number is not None and begun.resumed_at is not None:
+                self._samples.resume(number, begun.resumed_at)
         batches: list[pa.RecordBatch] = []
         session = rows = 0
         for appended in self._tail.read():

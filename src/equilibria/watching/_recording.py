@@ -86,6 +86,7 @@ class Recording:
         self._append_waiting: Callable[[], bool] | None = None
         self._resumes = False
         self._last_step: int | None = None  # of the samples so far, those before a checkpoint included
+        self._resumed_at: int | None = None
         if _holds_a_run(self._requested):
             _check_no_writer(self._requested)
         else:
@@ -131,11 +132,12 @@ class Recording:
         failure = self.failure or failure
         return record if failure is None else {**record, "failure": failure}
 
-    def resume_from(self, record: Mapping[str, Any]) -> None:
+    def resume_from(self, record: Mapping[str, Any], *, step: int) -> None:
         """Append to the run that a checkpoint belongs to; if it is not there, record into a numbered directory.
 
         Args:
             record: the result of `state_dict` when the checkpoint was saved.
+            step: the first step after the checkpoint.
 
         Raises:
             EquilibriaError: if another process records into that run.
@@ -149,7 +151,7 @@ class Recording:
         else:
             _check_no_writer(directory)
             self._requested, self._resumes = directory, True
-            self._last_step = record.get("after")
+            self._last_step, self._resumed_at = record.get("after"), step
 
     def add_final_metadata(self, describe: Callable[[], Mapping[str, Any]]) -> None:
         """Add metadata that is known only when the recording is closed."""
@@ -207,6 +209,7 @@ class Recording:
                 resume=resume,
                 flush_seconds=_FLUSH_SECONDS,
                 after=self._last_step if resume else None,
+                resumed_at=self._resumed_at if resume else None,
             )
         # At exit the monitor closes it, after the last samples. The writer itself would close before they come.
         forget(writer)

@@ -203,7 +203,7 @@ class SharpnessTracker:
         """
         self._monitor.load_state_dict(state)
         if self._recording is not None and self._table.is_owner:
-            self._recording.resume_from(state.get(_RECORD, {}))
+            self._recording.resume_from(state.get(_RECORD, {}), step=self._monitor.step)
 
     # ---- views
 

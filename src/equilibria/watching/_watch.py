@@ -306,7 +306,7 @@ class WatchedRun:
         self._monitor.load_state_dict(state)
         self._resumed_at, self._before = self._monitor.step, (None, None)
         if self._recording is not None:
-            self._recording.resume_from(state.get(_RECORD, {}))
+            self._recording.resume_from(state.get(_RECORD, {}), step=self._monitor.step)
         if self._alerts is not None:
             self._alerts.load_state_dict(state.get(_ALERTS, ()))
 
