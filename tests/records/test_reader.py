@@ -54,7 +54,7 @@ def test_the_samples_carry_units_and_version(run):
 
 
 def test_unknown_names(run):
-    with pytest.raises(EquilibriaError, match="got column 'angel'; this run has 22, such as: angle"):
+    with pytest.raises(EquilibriaError, match="got column 'angel'; this run has 25, such as: angle"):
         run.samples(["angel"])
     with pytest.raises(EquilibriaError, match=r"got param 'conv2.bias'; this run has 3, such as: conv2.weight"):
         run.samples(params=["conv2.bias"])
@@ -158,7 +158,7 @@ def test_a_damaged_description_of_a_run_without_segments_is_an_error(run, text):
 
 def test_a_description_of_another_kind_of_file(run):
     (run.path / "run.json").write_text(json.dumps({"format": "tar", "sessions": []}))
-    with pytest.raises(EquilibriaError, match=r"run.json: got format 'tar'; expected a version such as 1.3"):
+    with pytest.raises(EquilibriaError, match=r"run.json: got format 'tar'; expected a version such as 1.4"):
         read_record(run.path)
 
 
