@@ -3,12 +3,14 @@
 Small networks with normalisation are trained with plain SGD, SGD with momentum and AdamW on noisy labels, batches drawn
 independently, to a plateau (8,192 steps, of which the second half is the window). In the window, every 32 steps:
 
-- two fresh gradients at the same weights: the mean gradient's share is E<g_a, g_b>/E|g|^2, under AdamW of g/v^(1/4);
-- the Hessian of a fresh batch times the last move e of all layers: e'He of every layer.
+- eight fresh gradients at the same weights: the mean gradient's share is E<g_a, g_b>/E|g|^2, under AdamW of g/v^(1/4);
+- Hessians of fresh batches times the last move e of all layers: e'He of every layer, in the middle of the move (where
+  the expansion of the loss has no term of third order) and at its end.
 
 D(n) of the whole weights is compared at the references of `diffusion()` (what the coordinates leave out) and between
 all weights 16 steps apart (what four references leave out as well). Networks, settings, windows, seeds and the limits
-were fixed before the first run: noise scale within 30 % where `noise()` calls it reliable, curvature within 20 % where
+were fixed before the published run. A first one, on seeds 0 and 1 of three networks, showed that heads are off, and
+that the curvature needs h~/N below 0.92, too: `noise()` has called neither reliable since. Limits: noise scale within 30 % where `noise()` calls it reliable, curvature within 20 % where
 it does on networks with BatchNorm, D(n) within 15 % for 16 <= n <= 1,024. Writes benchmarks/noise.md.
 """
 
@@ -34,12 +36,12 @@ import equilibria as eq
 from publishing import publish
 
 STEPS, WINDOW, EVERY, CHECKED = 8192, 4096, 4, 32
-NOISY, BATCH = 0.3, 64
+NOISY, BATCH, GRADIENTS = 0.3, 64, 8
 DISTANCES = (16, 32, 64, 128, 256, 512, 1024)
 LIMITS = {"noise scale": 0.30, "curvature": 0.20, "D(n)": 0.15}
 NETWORKS = ("bn-mlp", "bn-conv", "bn-wide", "ln-mlp")
 OPTIMIZERS = ("sgd", "sgdm", "adamw")
-SEEDS = (0, 1)
+SEEDS = (2, 3)
 
 
 def network(name: str) -> nn.Module:
@@ -118,7 +120,8 @@ def measure(name: str, kind: str, seed: int) -> list[dict[str, Any]]:
                 "true_share": truth.share(layer.name),
                 "doubt": layer.doubt,
                 "curvature": layer.curvature,
-                "true_curvature": truth.curvature(layer.name),
+                "true_curvature": truth.curvature(layer.name, place=2),
+                "curvature_at_end": truth.curvature(layer.name, place=3),
                 "curvature_doubt": layer.curvature_doubt,
                 "diffusion": truth.diffusion(layer.name, diffusion),
             }
@@ -140,7 +143,7 @@ class Truth:
         self._model, self._weights, self._trained, self._data = model, weights, trained, data
         self._params = list(model.parameters())
         self._before: list[Tensor] | None = None
-        self._sums: dict[str, np.ndarray] = {label: np.zeros(4) for label in weights}
+        self._sums: dict[str, np.ndarray] = {label: np.zeros(5) for label in weights}
         self.kept: dict[int, dict[str, Tensor]] = {}
 
     def look(self, step: int) -> None:
@@ -156,32 +159,45 @@ class Truth:
         return torch.autograd.grad(_loss(self._model, self._data), self._params)
 
     def _check(self) -> None:
-        first, second = self._gradient(), self._gradient()
+        gradients = list(zip(*(self._gradient() for _ in range(GRADIENTS)), strict=True))
         assert self._before is not None
         moves = [param.detach() - before for param, before in zip(self._params, self._before, strict=True)]
-        slopes = torch.autograd.grad(_loss(self._model, self._data), self._params, create_graph=True)
-        products = torch.autograd.grad(
-            sum((slope * move).sum() for slope, move in zip(slopes, moves, strict=True)), self._params
-        )
-        for param, a, b, move, product in zip(self._params, first, second, moves, products, strict=True):
+        at_end = self._hessian_product(moves)
+        now = [param.detach().clone() for param in self._params]
+        self._set([end - move / 2 for end, move in zip(now, moves, strict=True)])
+        in_middle = self._hessian_product(moves)
+        self._set(now)
+        for param, drawn, move, middle, end in zip(self._params, gradients, moves, in_middle, at_end, strict=True):
             label = next((label for label, weight in self._weights.items() if weight is param), None)
             if label is None:
                 continue
             root = (
                 self._trained.state[param]["exp_avg_sq"].sqrt() if "exp_avg_sq" in self._trained.state[param] else 1.0
             )
-            both = float((a * b / root).sum())
-            square = (float((a * a / root).sum()) + float((b * b / root).sum())) / 2
-            bend = float((move * product).sum())
+            stacked = torch.stack([gradient.flatten() for gradient in drawn]).double()
+            gram = stacked @ (stacked / (root.flatten() if isinstance(root, Tensor) else root)).T
+            square = float(gram.diagonal().mean())
+            both = float((gram.sum() - gram.diagonal().sum()) / (GRADIENTS * (GRADIENTS - 1)))
+            bends = [float((move * product).sum()) for product in (middle, end)]
             size = float((move * move).sum() / (param.detach() ** 2).sum())
-            self._sums[label] += np.array([both, square, bend, size])
+            self._sums[label] += np.array([both, square, *bends, size])
+
+    def _hessian_product(self, moves: list[Tensor]) -> tuple[Tensor, ...]:
+        slopes = torch.autograd.grad(_loss(self._model, self._data), self._params, create_graph=True)
+        along = sum((slope * move).sum() for slope, move in zip(slopes, moves, strict=True))
+        return torch.autograd.grad(along, self._params)
+
+    @torch.no_grad()
+    def _set(self, values: list[Tensor]) -> None:
+        for param, value in zip(self._params, values, strict=True):
+            param.copy_(value)
 
     def share(self, label: str) -> float:
         sums = sum(self._sums.values()) if label == "network" else self._sums[label]
         return float(sums[0] / sums[1])
 
-    def curvature(self, label: str) -> float | None:
-        return None if label == "network" else float(self._sums[label][2] / self._sums[label][3])
+    def curvature(self, label: str, *, place: int) -> float | None:
+        return None if label == "network" else float(self._sums[label][place] / self._sums[label][4])
 
     def diffusion(self, label: str, table: Any) -> dict[int, tuple[float, float, float]]:
         """By n: D(n) of the coordinates, of whole weights at the same references, and of all weights."""

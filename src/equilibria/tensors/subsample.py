@@ -46,7 +46,9 @@ class Subsample:
         self.tensors = [index for index, param in enumerate(self._params) if _is_readable(param)]
         begins = np.cumsum([0, *(layer.units for layer in watched)])
         self._entries = {index: _Entries(watched[index]) for index in self.tensors}
-        self._on_host = all(self._params[index].is_cpu for index in self.tensors)
+        elsewhere = [self._params[index].device for index in self.tensors if not self._params[index].is_cpu]
+        self._device = elsewhere[0] if elsewhere else torch.device("cpu")
+        self._by_numpy = not elsewhere
         units = [self._entries[index].units for index in self.tensors]
         counts = [self._entries[index].count for index in self.tensors]
         self.rows = np.concatenate(
@@ -98,11 +100,10 @@ class Subsample:
         return restored
 
     def _empty(self) -> Any:
-        if self._on_host:
+        if self._by_numpy:
             return np.empty(self._size)
-        device = next(self._params[index].device for index in self.tensors if not self._params[index].is_cpu)
-        kind = torch.float32 if device.type == "mps" else torch.float64
-        return torch.empty(self._size, dtype=kind, device=device)
+        kind = torch.float32 if self._device.type == "mps" else torch.float64
+        return torch.empty(self._size, dtype=kind, device=self._device)
 
 
 class _Entries:
@@ -123,7 +124,7 @@ class _Entries:
             np.sort(draw.choice(entries, self.count, replace=False)) if self.count < entries else np.arange(entries)
         )
         if layer.axis is None:
-            self._coordinates = np.unravel_index(columns, shape)
+            self._coordinates = np.unravel_index(columns, shape) if shape else ()
         else:
             others = np.unravel_index(columns, [*shape[: layer.axis], *shape[layer.axis + 1 :]])
             row = np.repeat(np.arange(self.units), self.count)
