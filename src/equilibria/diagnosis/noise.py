@@ -9,7 +9,7 @@ which mean and noise are equally large is (1 - m)/m times the present one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -209,7 +209,8 @@ class _Measured:
     """
 
     def __init__(self, run: SampledRun, late: Series) -> None:
-        self.late, self._loss, self._doubts = late, run.loss, {}
+        self.late, self._loss = late, run.loss
+        self._doubts: dict[tuple[int, int, bool], list[str]] = {}
         columns, counts, weight = late.columns, late.counts, late.weights
         layer = np.repeat(np.arange(len(counts)), counts)
         place = np.arange(len(layer)) - np.repeat(late.first[:-1], counts)
@@ -294,7 +295,7 @@ def _noise_scale(share: float | None) -> float | None:
 # ---- what can be trusted
 
 
-def _first(*doubts: Sequence[str]) -> str:
+def _first(*doubts: Iterable[str]) -> str:
     return next((doubt for several in doubts for doubt in several), "")
 
 

@@ -68,7 +68,7 @@ class Subsample:
 
     def weights(self) -> Vector:
         """The present weights."""
-        out = self._empty()
+        out: Vector = self._empty()
         for index, where in self._slices.items():
             param, entries = self._params[index], self._entries[index]
             if isinstance(out, np.ndarray) and entries.reads_in_place(param):
@@ -79,7 +79,7 @@ class Subsample:
 
     def of(self, tensors: Sequence[Tensor | None]) -> Vector:
         """The same coordinates of other tensors of the same shapes, one for each of ``watched``; NaN where None."""
-        out = self._empty()
+        out: Vector = self._empty()
         for index, where in self._slices.items():
             tensor = tensors[index]
             out[where] = math.nan if tensor is None else _like(out, self._entries[index].of(tensor))
@@ -94,10 +94,9 @@ class Subsample:
 
     def restored(self, saved: Tensor) -> Vector:
         """A vector from a checkpoint; NaN if it holds other coordinates."""
-        out = self._empty()
+        out: Vector = self._empty()
         out[:] = _like(out, saved) if saved.shape == (self._size,) else math.nan
-        restored: Vector = out
-        return restored
+        return out
 
     def _empty(self) -> Any:
         if self._by_numpy:
@@ -148,6 +147,10 @@ class _Entries:
 
     def of(self, tensor: Tensor) -> Tensor | NDArray[Any]:
         """The coordinates of any tensor of this shape."""
+        if (
+            type(tensor) in PLAIN and tensor.is_cpu and tensor.dtype in _NUMPY and tensor.is_contiguous()
+        ):  # the fast case
+            return tensor.detach().resolve_neg().numpy().reshape(-1).take(self._offsets_of(tensor))
         own = local(tensor)
         if own.is_cpu and own.dtype in _NUMPY:
             return _memory(own).numpy().take(self._offsets_of(own))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from equilibria._display import Printable
 from equilibria.diagnosis.noise import GradientNoise, LayerNoise
@@ -29,7 +29,8 @@ def noise_table(noise: GradientNoise) -> Printable:
     rows = list(zip(*columns.values(), strict=True))
     picture = _chart(noise.layers)
     return Printable(
-        collected_text(out), card("Gradient noise", picture=picture, headings=tuple(columns), rows=rows, notes=notes)
+        collected_text(out),
+        card("Gradient noise", picture=picture, headings=_in_one_line(columns), rows=rows, notes=notes),
     )
 
 
@@ -50,25 +51,29 @@ def noise_section(noise: GradientNoise) -> str:
     if has_numbers:
         columns = _columns(noise)
         rows = [html_row(row[0], row[1:]) for row in zip(*columns.values(), strict=True)]
-        parts.append(html_table(tuple(columns), rows, name="noise-heading"))
+        parts.append(html_table(_in_one_line(columns), rows, name="noise-heading"))
         parts.append(f'<p class="caption">{" ".join(text(full_stop(note)) for note in _notes(noise))}</p>')
     return "\n".join([*parts, "</section>"])
 
 
 def _columns(noise: GradientNoise) -> dict[str, list[str]]:
-    """The cells by title, the network first; columns without a number are left out."""
+    """The cells by title (of two lines), the network first; columns without a number are left out."""
     layers = [noise.network, *noise.layers[: _MOST_ROWS - 1]]
-    unit = "noise scale ÷ batch" if noise.batch_size is None else "noise scale"
+    unit = "noise scale\n÷ batch" if noise.batch_size is None else "noise\nscale"
     columns = {
         "layer": [layer.name for layer in layers],
-        "mean gradient": [_share(layer) for layer in layers],
+        "mean\ngradient": [_share(layer) for layer in layers],
         unit: [_scale(layer, noise.batch_size) for layer in layers],
-        "lr × curvature": [_number(layer.lr_curvature, layer.curvature_doubt) for layer in layers],
+        "lr ×\ncurvature": [_number(layer.lr_curvature, layer.curvature_doubt) for layer in layers],
         "curvature": [_number(layer.curvature, layer.curvature_doubt) for layer in layers],
-        "D(16)/16 D(1)": [_turning(layer, 16) for layer in layers],
-        "D(1024)/1024 D(1)": [_turning(layer, 1024) for layer in layers],
+        "D(16) /\n16 D(1)": [_turning(layer, 16) for layer in layers],
+        "D(1024) /\n1024 D(1)": [_turning(layer, 1024) for layer in layers],
     }
     return {title: cells for title, cells in columns.items() if any(cell != _NOTHING for cell in cells)}
+
+
+def _in_one_line(titles: Iterable[str]) -> list[str]:
+    return [title.replace("\n", " ") for title in titles]
 
 
 def _share(layer: LayerNoise) -> str:
