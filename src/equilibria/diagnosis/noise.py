@@ -28,6 +28,9 @@ _BLOCKS = 10  # whose scatter gives the standard errors
 _STATIONARY = 0.1  # change of the loss per step, and its standard error, over the pull of all layers
 _SURE = 0.15  # standard error of the share over the share, and the most that dependent batches may add to it
 _SURE_CURVATURE = 0.1
+_LARGEST_SHARE = (
+    0.1  # with plain SGD: above it the loss is no parabola over a step, and the noise scale comes out too large
+)
 _LARGEST_RATIO = 0.92  # h~/N: above it, the noise scale with momentum was off by more than 30 % on networks
 _WARM = 2  # times 1/(1 - beta2) steps, after which Adam's second moment is complete to 13 %
 _MOSTLY = 0.5  # of E|g|^2, that scale-invariant layers have in a network whose noise scale is trusted
@@ -141,8 +144,8 @@ def noise_of_run(run: SampledRun, diffusion: pa.Table | None = None) -> Gradient
                 _noise_scale(m[0]),
                 *h,
                 h[0] * float(lr[place]) if h[0] is not None and isinstance(rule, SGD | SGDW) else None,
-                _first(doubts, _share_doubts(m, rule, steps, run.metadata)),
-                _first(doubts, _curvature_doubts(h), _faint(m[0], rule)),
+                _first(doubts, share.bursts(place), _share_doubts(m, rule, steps, run.metadata)),
+                _first(doubts, bend.bursts(place), _curvature_doubts(h), _faint(m[0], rule)),
                 turning[place],
             )
         )
@@ -158,7 +161,11 @@ def _network(run: SampledRun, measured: _Measured, layers: Sequence[LayerNoise])
         return LayerNoise("network", doubt=reason, curvature_doubt=reason)
     first, last = min(layer.first_step or 0 for layer in known), max(layer.last_step or 0 for layer in known)
     m, steps = measured.of_network.of(0), np.array([first, last])
-    doubts = [*measured.doubts(measured.late.columns["step"]), *_share_doubts(m, rules[0], steps, run.metadata)]
+    doubts = [
+        *measured.doubts(measured.late.columns["step"]),
+        *measured.of_network.bursts(0),
+        *_share_doubts(m, rules[0], steps, run.metadata),
+    ]
     if measured.part_of(run.invariant) < _MOSTLY:
         doubts.append("most of E|g|^2 is that of layers that are not known to be scale-invariant")
     return LayerNoise(
@@ -189,7 +196,13 @@ class _Ratio:
             self.value = np.where(bottoms > 0, tops / bottoms, np.nan)
             left = above - self.value[group] * below
             blocks = np.bincount(group * _BLOCKS + block, left, minlength=count * _BLOCKS).reshape(count, _BLOCKS)
+            self._effective = bottoms**2 / np.bincount(group, below**2, minlength=count)
             self.error = np.sqrt(_BLOCKS / (_BLOCKS - 1) * np.sum(blocks**2, axis=1)) / bottoms
+
+    def bursts(self, place: int) -> Iterator[str]:
+        """Why the ratio of one group rests on few of its samples."""
+        if self.counts[place] >= _FEWEST > self._effective[place]:
+            yield f"gradients come in bursts: {self._effective[place]:.0f} samples hold most of E|g|^2"
 
     def of(self, place: int) -> tuple[float | None, float | None]:
         """The ratio of one group and its standard error; None where it is unknown."""
@@ -335,6 +348,8 @@ def _share_doubts(
         if error > _SURE * value:
             yield f"its standard error is {percent(error / value)} of the mean gradient's share"
         yield from _faint(value, rule)
+        if not momentum and value > _LARGEST_SHARE:
+            yield f"the mean gradient's share is {percent(value)}: above {percent(_LARGEST_SHARE)} steps are too long"
         if isinstance(rule, AdamW | AdamL2) and steps.min() < _WARM / (1 - rule.betas[1]):
             yield f"Adam's second moment is not complete before step {math.ceil(_WARM / (1 - rule.betas[1])):,}"
         if epoch is None:

@@ -95,8 +95,8 @@ def read_run(path: str | Path) -> RecordedRun:
         path: the ``log_dir`` of `equilibria.watch`.
 
     Returns:
-        The run: ``table()``, ``findings()``, ``samples()``, ``metrics()``, ``report(path)``, ``to_pandas()``,
-        ``to_parquet(path)``.
+        The run: ``table()``, ``findings()``, ``noise()``, ``samples()``, ``metrics()``, ``diffusion()``,
+        ``report(path)``, ``to_pandas()``, ``to_parquet(path)``.
 
     Raises:
         EquilibriaError: if there is no run at ``path``, or a newer version of equilibria wrote it.

@@ -72,8 +72,8 @@ def watch(
             of finding with other numbers is not new. An error in it becomes a warning.
 
     Returns:
-        The run: ``log(loss=...)``, ``table()``, ``findings()``, ``samples()``, ``report(path)``, ``close()``. It need
-        not be kept: the optimizer's hooks keep the measurement alive.
+        The run: ``log(loss=...)``, ``table()``, ``findings()``, ``noise()``, ``samples()``, ``diffusion()``,
+        ``report(path)``, ``close()``. It need not be kept: the optimizer's hooks keep the measurement alive.
 
     Raises:
         EquilibriaError: if an argument is not what is described here, or ``log_dir`` cannot be written.
