@@ -206,6 +206,8 @@ class Truth:
         found = {}
         for n in DISTANCES:
             own = [row for row in rows if row["distance"] == n]
+            if any(row["turned"] is None for row in own):
+                continue  # turned by a right angle
             estimate = -math.log(np.mean([math.exp(-row["turned"]) for row in own]))
             same = -math.log(np.mean([self._cosine(label, row["step"], n) for row in own]))
             every = [step for step in self.kept if step + n in self.kept]

@@ -314,7 +314,9 @@ def _first(*doubts: Iterable[str]) -> str:
 
 def _layer_doubts(invariant: bool | None) -> list[str]:
     """Stationary is the loss, not what each layer adds to it: in our trials scale-invariant layers kept to it."""
-    return [] if invariant else ["it is not known to be scale-invariant; heads were off by 30 to 75 % in our trials"]
+    return (
+        [] if invariant else ["it is not known to be scale-invariant; heads were off by up to a factor of 2 in trials"]
+    )
 
 
 def _faint(share: float | None, rule: Rule | None) -> Iterator[str]:
