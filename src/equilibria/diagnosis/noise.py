@@ -28,9 +28,7 @@ _BLOCKS = 10  # whose scatter gives the standard errors
 _STATIONARY = 0.1  # change of the loss per step, and its standard error, over the pull of all layers
 _SURE = 0.15  # standard error of the share over the share, and the most that dependent batches may add to it
 _SURE_CURVATURE = 0.1
-_LARGEST_SHARE = (
-    0.1  # with plain SGD: above it the loss is no parabola over a step, and the noise scale comes out too large
-)
+_LARGEST_SHARE = 0.08  # with plain SGD: above it the loss is no parabola over a step; noise scales were too large
 _LARGEST_RATIO = 0.92  # h~/N: above it, the noise scale with momentum was off by more than 30 % on networks
 _WARM = 2  # times 1/(1 - beta2) steps, after which Adam's second moment is complete to 13 %
 _MOSTLY = 0.5  # of E|g|^2, that scale-invariant layers have in a network whose noise scale is trusted
