@@ -273,5 +273,5 @@ def test_a_branch_that_was_given_up_is_left_out_however_rarely_the_next_one_is_s
     followed = FollowedRun(tmp_path / "run", name="run")
     followed.look()
     followed.read()
-    assert sorted(set(followed.snapshot().samples["step"].to_pylist())) == [*range(20), 24]
+    assert sorted(set(followed.snapshot().samples()["step"].to_pylist())) == [*range(20), 24]
     assert followed.metrics()["value"].to_pylist() == [1.0] * 20 + [2.0] * 10
