@@ -422,7 +422,7 @@ def batch_size(run: SampledRun) -> Iterator[Finding]:
 def _advice(run: SampledRun, share: float, factor: float) -> str:
     plain_sgd = all(isinstance(rule, SGD | SGDW) and not rule.momentum for rule in run.rules if _has_law(rule))
     if not plain_sgd:
-        return f"to take fewer steps, raise the batch: up to {plain(factor)} times this, noise outweighs the mean gradient"
+        return f"to take fewer steps, raise the batch: up to {plain(factor)} times the present one, noise dominates"
     return (
         "to take half as many steps, double batch and lr: one such step turns a layer about "
         f"{1 / math.sqrt(1 - share):.2f} times as far as two present ones"
