@@ -279,6 +279,10 @@ def report(rows: list[dict[str, Any]]) -> str:
             summary(parts["D(n)"], limits["D(n)"]),
         )
         lines.append(f"| {', '.join(filter(None, key))} | {' | '.join(cells)} |")
+    made = {(row["network"], row["optimizer"], row["seed"]) for row in rows}
+    missing = [key for key in itertools.product(NETWORKS, OPTIMIZERS, SEEDS) if key not in made]
+    if missing:
+        lines += ["", f"Not run yet: {'; '.join(f'{name}, {kind}, seed {seed}' for name, kind, seed in missing)}."]
     lines += ["", "Outside of the limits:", "", *_outside(rows)]
     return "\n".join(lines) + "\n"
 

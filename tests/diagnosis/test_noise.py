@@ -119,7 +119,9 @@ def test_a_reliable_noise_scale_makes_one_finding():
     (finding,) = (finding for finding in world.monitor.findings() if finding.kind == "batch_size")
     scale = world.noise.network.noise_scale
     assert finding.severity == "note"
-    assert f"batch 8, noise scale {8 * scale:.0f}" in finding.subject
+    assert finding.subject.endswith(f"{8 * scale:.0f} examples for a batch of 8")
+    share = world.noise.network.mean_share
+    assert f"about {(1 - share) ** -0.5:.2f} times as far as two present ones" in finding.remedy
     assert "over steps 1,000-1,999" in finding.evidence
 
 

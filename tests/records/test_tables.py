@@ -194,3 +194,31 @@ def test_recording_needs_neither_torch_nor_the_theory():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_record_without_a_diffusion_table_has_an_empty_one(run):
+    table = read_record(run).diffusion()
+    assert table.num_rows == 0
+    assert table.column_names == ["step", "param", "distance", "turned"]
+
+
+def test_comparisons_that_were_made_again_are_superseded(tmp_path):
+    def compared(steps, distances):
+        return {
+            "step": steps,
+            "param": ["a"] * len(steps),
+            "distance": distances,
+            "turned": [0.5, None, 0.25][: len(steps)],
+        }
+
+    with RecordWriter(tmp_path, metadata={}) as writer:
+        writer.append({"step": [0, 9], "param": ["a", "a"]})
+        writer.append(compared([0, 0, 0], [2, 4, 8]), table="diffusion")
+    with RecordWriter(tmp_path, metadata={}, resume=True) as writer:  # from a checkpoint before step 5
+        writer.append({"step": [5], "param": ["a"]})
+        writer.append(compared([0], [8]), table="diffusion")
+    assert read_record(tmp_path).diffusion().select(["distance", "turned"]).to_pylist() == [
+        {"distance": 2, "turned": 0.5},
+        {"distance": 4, "turned": None},
+        {"distance": 8, "turned": 0.5},
+    ]

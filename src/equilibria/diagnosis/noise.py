@@ -388,8 +388,8 @@ def _turning(diffusion: pa.Table | None, late: Series) -> list[dict[int, float]]
     key = layer * len(distances) + which
     shape = len(late.names), len(distances)
     sums, counts = (np.bincount(key, part, minlength=shape[0] * shape[1]).reshape(shape) for part in (cosine, None))
-    one_step = late.mean(-np.log(np.cos(late.columns["angle"])))
     with np.errstate(all="ignore"):
+        one_step = late.mean(-np.log(np.cos(late.columns["angle"])))
         ratios = -np.log(sums / counts) / (distances * one_step[:, None])
     for own, values in zip(empty, ratios.tolist(), strict=True):
         own.update({int(n): value for n, value in zip(distances, values, strict=True) if math.isfinite(value)})
@@ -408,26 +408,24 @@ def batch_size(run: SampledRun) -> Iterator[Finding]:
     factor, share = network.noise_scale, network.mean_share
     if _ABOVE < factor < _FAR_BELOW:
         return
-    known = "" if batch is None else f": batch {batch:,}, noise scale {plain(batch * factor)}"
-    which = f"{plain(factor)} times below" if factor > 1 else f"{plain(1 / factor)} times above"
+    known = "" if batch is None else f": {plain(batch * factor)} examples for a batch of {batch:,}"
     yield Finding(
         "note",
-        f"the batch is {which} the gradient noise scale{known}",
+        f"the gradient noise scale is {plain(factor)} times the batch{known}",
         f"of E|g|^2 over all layers {percent(share)} is the mean gradient and the rest noise, over steps "
         f"{network.first_step:,}-{network.last_step:,}, in which the loss is stationary",
-        _advice(run, share) if factor > 1 else _advice_above(share),
+        _advice(run, share, factor) if factor > 1 else _advice_above(share),
         "correlation.gradient_noise_scale",
     )
 
 
-def _advice(run: SampledRun, share: float) -> str:
+def _advice(run: SampledRun, share: float, factor: float) -> str:
     plain_sgd = all(isinstance(rule, SGD | SGDW) and not rule.momentum for rule in run.rules if _has_law(rule))
     if not plain_sgd:
-        return "to take fewer steps, raise the batch: most of a larger batch's gradient is still averaged noise"
-    ratio = math.sqrt(1 - share)
+        return f"to take fewer steps, raise the batch: up to {plain(factor)} times the present one, noise dominates"
     return (
-        f"to take half as many steps, double batch and lr: a step then turns a layer by the angle of two present steps "
-        f"over {ratio:.2f}, if rho_1 = -{share:.2g} holds for it"
+        "to take half as many steps, double batch and lr: one such step turns a layer about "
+        f"{1 / math.sqrt(1 - share):.2f} times as far as two present ones"
     )
 
 

@@ -260,7 +260,7 @@ def mean_gradient_share_from_pull(pull: float, own_step: float, *, momentum: flo
         momentum: gamma, or beta1.
 
     Example:
-        >>> mean_gradient_share_from_pull(0.013, 0.1), mean_gradient_share(-0.13)
+        >>> round(mean_gradient_share_from_pull(0.013, 0.1), 9), mean_gradient_share(-0.13)
         (0.13, 0.13)
     """
     gamma = within("momentum", momentum, low=0, below=1)
