@@ -172,18 +172,18 @@ def test_a_failing_sink_is_told_once_and_the_others_go_on():
 
 
 def test_a_sink_whose_error_has_no_text_costs_nothing_but_itself():
-    class Mute(Exception):
+    class MuteError(Exception):
         def __str__(self):
             raise ValueError("no text")
 
     class Silent(Sink):
         def append(self, columns):
-            raise Mute
+            raise MuteError
 
     net = make_net()
     optimizer = torch.optim.SGD(net.parameters(), **SGD)
     with (
-        pytest.warns(WatchWarning, match="Silent takes no more samples: Mute; watching goes on"),
+        pytest.warns(WatchWarning, match="Silent takes no more samples: MuteError; watching goes on"),
         Monitor(net, optimizer, every=1, sinks=[Silent()]) as monitor,
     ):
         train(net, optimizer, 5)

@@ -14,7 +14,7 @@ from torch import nn
 
 from equilibria.errors import WatchWarning
 from equilibria.monitor.monitor import Monitor
-from equilibria.records.tables import NO_GRADIENT, NOT_FINITE, SKIPPED
+from equilibria.records.tables import NO_GRADIENT, NOT_FINITE, REMOVED, SKIPPED
 
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-3}
 
@@ -502,6 +502,32 @@ def test_tensors_that_are_unfrozen_later_are_named():
         net[4].requires_grad_(True)
         train(net, optimizer, 2)
         assert "4.weight is trained but not watched" in monitor.findings()[0].subject
+
+
+@BOTH
+@pytest.mark.parametrize("by", ["group", "tensor"])
+def test_tensors_that_are_taken_out_of_the_optimizer_do_not_move(make, by):
+    """SGD's products gave them the angle of a step that nobody took."""
+    net = make_net()
+    optimizer = make(net)
+    first, *others = net.parameters()
+    optimizer.param_groups[0]["params"] = others
+    optimizer.add_param_group({"params": [first], "weight_decay": 0.01})
+    with Monitor(net, optimizer, every=1) as monitor:
+        train(net, optimizer, 3)
+        if by == "group":
+            del optimizer.param_groups[1]
+        else:
+            optimizer.param_groups[1]["params"].clear()
+        kept = first.detach().clone()
+        train(net, optimizer, 4)
+        assert torch.equal(first, kept)
+        assert column(monitor, "note", "0.weight") == [None] * 3 + [REMOVED] * 4
+        assert column(monitor, "angle", "0.weight")[3:] == [None] * 4
+        subjects = [finding.subject for finding in monitor.findings()]
+        assert "0.weight is no longer in the optimizer" in subjects
+        assert not any("outside" in subject or "without a gradient" in subject for subject in subjects)
+        assert monitor.failure is None and None not in column(monitor, "angle", "4.weight")
 
 
 def test_parameters_that_nothing_trains_are_named():

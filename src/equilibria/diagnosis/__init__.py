@@ -91,6 +91,7 @@ def summarise_and_diagnose(
         *_guarded(equilibrium.oscillating, layers),
         *_guarded(noise.batch_size, run),
         *_guarded(faults.without_gradient, series),
+        *_guarded(faults.removed, series),
         *_guarded(faults.without_law, layers),
     ]
     return summaries, tuple(sorted(findings, key=lambda finding: finding.severity != "warning"))

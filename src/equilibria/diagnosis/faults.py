@@ -13,7 +13,7 @@ from equilibria.diagnosis.run import SampledRun
 from equilibria.diagnosis.series import Series
 from equilibria.diagnosis.summary import JUDGED, LEAST_WINDOW
 from equilibria.findings import Finding, counted, percent
-from equilibria.records.tables import NO_GRADIENT, NOT_FINITE, NOTES, SKIPPED
+from equilibria.records.tables import NO_GRADIENT, NOT_FINITE, NOTES, REMOVED, SKIPPED
 
 _MANY_STEPS = 100  # in a shorter run few samples are no fault
 _OF_TORCH = (
@@ -169,6 +169,21 @@ def without_gradient(series: Series) -> Iterator[Finding]:
         "nothing needs doing if this is intended: torch neither moves nor decays a parameter without a gradient",
         "",
     )
+
+
+def removed(series: Series) -> Iterator[Finding]:
+    """Parameters that were taken out of the optimizer."""
+    rows = series.columns["note"] == NOTES.index(REMOVED)
+    names = [series.names[i] for i in np.flatnonzero(series.sums(rows.astype(np.float64)) > 0)]
+    if names:
+        yield Finding(
+            "note",
+            f"{_names(names, len(series.names))} {'is' if len(names) == 1 else 'are'} no longer in the optimizer",
+            f"first seen at step {int(series.columns['step'][rows].min()):,}; the optimizer neither moves nor decays "
+            f"{'it' if len(names) == 1 else 'them'}",
+            "nothing needs doing if that is intended, as for freezing",
+            "",
+        )
 
 
 def too_few_samples(layers: Sequence[Layer]) -> Iterator[Finding]:

@@ -11,12 +11,21 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
-from equilibria.records.tables import NO_GRADIENT, NOT_FINITE, NOTES, NUMBERS, SAMPLE_FIELDS, SKIPPED, STATES
+from equilibria.records.tables import (
+    NO_GRADIENT,
+    NOT_FINITE,
+    NOTES,
+    NUMBERS,
+    REMOVED,
+    SAMPLE_FIELDS,
+    SKIPPED,
+    STATES,
+)
 
 Array = NDArray[Any]
 
 SETTINGS = ("lr", "weight_decay", "momentum")
-_NO_STEP = [NOTES.index(word) for word in (SKIPPED, NOT_FINITE, NO_GRADIENT)]
+_NO_STEP = [NOTES.index(word) for word in (SKIPPED, NOT_FINITE, NO_GRADIENT, REMOVED)]
 _JUMP = 0.1  # relative change of a setting between two samples that ends a window
 _ALIKE = 2  # factor between a setting and its last value up to which a sample counts as taken at the present settings
 _HUGE = 1e50  # above it, and below its inverse, squares and ratios of ratios leave the range of float64

@@ -349,6 +349,7 @@ class OptimizerHooks:
         on_cpu = any(layer.param.is_cpu for layer in self.watched)  # the products on other devices are sent there
         device = torch.device("cpu") if on_cpu else self.watched[0].param.device
         none = [False] * len(self.watched)
+        stepped = {id(param) for group in self.optimizer.param_groups for param in group["params"]}
         reading = StepReading(
             count=self.count,
             step=self.step,
@@ -359,6 +360,7 @@ class OptimizerHooks:
             copied=list(none),
             products=torch.zeros(self._units, PRODUCTS, dtype=torch.float64, device=device),
             missing=list(none),
+            removed=[id(layer.param) not in stepped for layer in self.watched],
             late=list(none),
             unread=list(none),
             changed=list(self._changed),
@@ -378,8 +380,9 @@ class OptimizerHooks:
             # In half precision, or by a tiny update, the step rounds the new weight by more than the products can know.
             exact = param.dtype in _EXACT and index not in self.copied_too
             combined = can_combine and exact and (gradient is None or gradient.layout == torch.strided)
-            reading.combined[index], reading.missing[index] = combined, gradient is None
-            if gradient is None and not has_closure:
+            is_missing = gradient is None or reading.removed[index]
+            reading.combined[index], reading.missing[index] = combined, is_missing
+            if reading.removed[index] or (gradient is None and not has_closure):
                 continue
             reading.starts[index] = not self._started[index]
             if combined and gradient is not None:

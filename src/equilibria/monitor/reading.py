@@ -59,7 +59,8 @@ class StepReading:
         products: the inner products, (rows, 11): the six above; where a prediction starts, <w, m>, <m, m> and the sum
             of the second moments of the optimizer's state; <g, last move> and Adam's <g, g/sqrt(v)>, from a few
             coordinates (`StepMemory`), NaN where they are unknown. NaN without a gradient.
-        missing: whether the tensor has no gradient.
+        missing: whether the tensor has no gradient, or is no longer in the optimizer.
+        removed: whether it is no longer in the optimizer.
         late: whether the gradient is read after the step, together with the move.
         unread: whether the gradient could not be read: a closure computes it and the step may overwrite it.
         changed: whether the tensor was changed outside of the optimizer since the last step.
@@ -84,6 +85,7 @@ class StepReading:
     copied: list[bool]
     products: Tensor
     missing: list[bool]
+    removed: list[bool]
     late: list[bool]
     unread: list[bool]
     changed: list[bool]

@@ -22,6 +22,7 @@ from equilibria.records.tables import (
     NO_EQUILIBRIUM,
     NO_GRADIENT,
     NOT_FINITE,
+    REMOVED,
     RESCALED,
     SETTLED,
     SETTLING,
@@ -126,8 +127,15 @@ class SampleBuilder:
         balanced = np.isfinite(prediction.norm_equilibrium) | (turned & prediction.settled)
         columns["state"] = self._labels.update(prediction.settled, changed=changed | jumped, balanced=balanced)
         rescaled = self._scale(reading) != 1
+        removed = self._per_row(reading.removed).astype(bool)
         columns["note"] = _notes(
-            measured, changed=changed, rescaled=rescaled, missing=missing, unread=unread, skipped=skipped
+            measured,
+            changed=changed,
+            rescaled=rescaled,
+            missing=missing,
+            removed=removed,
+            unread=unread,
+            skipped=skipped,
         )
         self._last = reading.count, settings
         moves, is_small = measured.moved > 0, measured.moved < self._least_exact * measured.norm
@@ -355,11 +363,19 @@ def _as_promised(prediction: Prediction, promised: Array, turned: Flags) -> Pred
 
 
 def _notes(
-    measured: MeasuredStep, *, changed: Flags, rescaled: Flags, missing: Flags, unread: Flags, skipped: bool
+    measured: MeasuredStep,
+    *,
+    changed: Flags,
+    rescaled: Flags,
+    missing: Flags,
+    removed: Flags,
+    unread: Flags,
+    skipped: bool,
 ) -> list[str | None]:
     words = np.where(changed, CHANGED_OUTSIDE, np.where(rescaled, RESCALED, "")).astype(object)
     words[~np.isfinite(measured.gg) & ~unread | np.isinf(measured.ww)] = NOT_FINITE
     words[missing] = NO_GRADIENT
+    words[removed] = REMOVED
     if skipped:
         words[:] = SKIPPED
     return [word or None for word in words]

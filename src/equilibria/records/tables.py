@@ -80,14 +80,15 @@ its weights were changed outside a step. A smooth schedule disturbs nothing: a l
 FORMER_STATES = {"approaching": SETTLING, "no equilibrium": NO_EQUILIBRIUM}
 """Values of ``state`` that versions before format 1.2 wrote into the sample table, and their present names."""
 
-SKIPPED, NOT_FINITE, CHANGED_OUTSIDE, NO_GRADIENT, RESCALED = (
+SKIPPED, NOT_FINITE, CHANGED_OUTSIDE, NO_GRADIENT, RESCALED, REMOVED = (
     "step skipped",
     "gradient not finite",
     "changed outside step",
     "no gradient",
     "rescaled by controller",
+    "not in the optimizer",
 )
-NOTES = (SKIPPED, NOT_FINITE, CHANGED_OUTSIDE, NO_GRADIENT, RESCALED)
+NOTES = (SKIPPED, NOT_FINITE, CHANGED_OUTSIDE, NO_GRADIENT, RESCALED, REMOVED)
 """Values of the sample table's ``note``; null for an ordinary sample. A controller of this package that rescales a
 weight announces it, and predictions continue across it; any other change between two steps is outside."""
 
