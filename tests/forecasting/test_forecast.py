@@ -91,7 +91,7 @@ def test_with_a_constant_l_the_paths_are_those_of_the_theory(rule, constant):
         cohort = dataclasses.replace(cohort, unit_grad_sq=cohort.plain_unit_grad_sq)
     fitted = fit(cohort)
     zero = np.zeros(len(cohort.names))
-    fitted = dataclasses.replace(fitted, power=zero, drift=zero, angle_scale=zero + 1, size=cohort.entries)
+    fitted = dataclasses.replace(fitted, power=zero, drift=zero, gain=zero + 1, pull=zero)
     lr = Cosine(rule.lr, steps=500).values(400)
     course = GroupSchedule(300, lr, np.full(400, rule.weight_decay), np.ones(400), 1.0)
     paths = integrate(cohort, fitted, course, shown=np.arange(400), central=True)
