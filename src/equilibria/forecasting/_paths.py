@@ -31,7 +31,7 @@ _BATCH_ERROR = 0.15  # of ln L per e-fold of the batch size: how far gradients a
 TOLERANCE = 0.05  # relative distance of the angle beyond which a layer is out of equilibrium
 _HOLD = 4  # steps between updates of L: it changes over tens of steps at least
 _MOST = math.log(20)  # change of ln L: none of the trainings that the prior comes from changed by more after its record
-_GAIN_POWER = 0.25  # of the squared angle in kappa - 1: gradients are the less correlated, the less a layer turns
+GAIN_POWER = 0.25  # of the squared angle in kappa - 1: gradients are the less correlated, the less a layer turns
 _LEAST = -4.6  # ln of squared angle over reference below which L no longer responds: a tenth of the speed
 
 # Rows of `law` below.
@@ -174,7 +174,7 @@ def _update_l(law: Any, state: Any, speed_sq: Any, steps: int, unit_grad_sq: Any
         state[4, n] += (target - state[4, n]) * -math.expm1(-law[3, n] * steps)
         unit_grad_sq[n] = math.exp(state[4, n])
         factor[n] = law[6, n] * math.exp(law[7, n] * (state[4, n] - law[0, n]))
-        state[6, n] = 1.0 + (law[8, n] - 1.0) * math.exp(_GAIN_POWER * min(faster, 0.0))
+        state[6, n] = 1.0 + (law[8, n] - 1.0) * math.exp(GAIN_POWER * min(faster, 0.0))
 
 
 @inner
