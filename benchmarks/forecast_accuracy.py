@@ -29,6 +29,7 @@ from equilibria.forecasting._fit import _smooth, fit, replay
 from equilibria.forecasting._layers import Cohort, read_layers, whole_records
 from equilibria.forecasting._paths import GAIN_POWER
 from equilibria.lab.data.batches import CHARACTERS, TextBatches, python_documentation
+from equilibria.records._metrics import metric_series
 from equilibria.theory import evolve
 from equilibria.theory._reals import Array
 from equilibria.theory.moments import adam_step, angle_from_chord_sq, chord_sq
@@ -286,15 +287,20 @@ def row(name: str, numbers: Sequence[float]) -> str:
 
 def main(directory: str) -> int:
     """Train what is missing, judge every run, and write the table."""
-    judged = {}
+    judged, diverged = {}, []
     for training in HELD_OUT:
         path = Path(directory) / training.name
         if not path.exists():
             train(training, path)
-        judged[training] = judge(training, path)
+        steps, loss = metric_series(read_run(path).metrics())["loss"]
+        if np.isfinite(loss).all():
+            judged[training] = judge(training, path)
+        else:
+            first = int(steps[~np.isfinite(loss)][0])
+            diverged.append(f"{training.name} diverged at step {first}: nothing to judge.\n")
     lines = [
         "# How far forecasts are off\n",
-        f"{len(HELD_OUT)} runs of {STEPS:,} steps that nothing was tuned on, forecast from step {START} "
+        f"{len(judged)} runs of {STEPS:,} steps that nothing was tuned on, forecast from step {START} "
         "(`forecast_accuracy.py`). Per cent: median / 90th percentile of each run, coverage of the 90 % bands of angle "
         "and norm; groups are means over their runs. With the true L: the recursion driven by the measured, smoothed "
         "L; then by the measured kappa of AdamW, too.\n",
@@ -309,7 +315,7 @@ def main(directory: str) -> int:
             if kind in ("all", training.optimizer, training.schedule, training.network)
         ]
         lines.append(row(f"**{kind}** ({len(own)})", np.mean(own, axis=0).tolist()))
-    text = "\n".join([*lines, ""])
+    text = "\n".join([*lines, "", *diverged])
     publish(Path(__file__).with_suffix(".md"), text)
     sys.stdout.write(text)
     return 0

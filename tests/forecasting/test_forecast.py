@@ -176,6 +176,16 @@ def test_bands_widen_with_the_horizon(constant):
     assert (layer.angle.low < layer.angle.value).all()
 
 
+def test_bands_are_wider_where_l_drifts(constant):
+    calm, drifting = (
+        forecast(run, schedule=0.1, steps=1500).layers[0]
+        for run in (constant, Walk(drift=1.5, seed=0).run(np.full(300, 0.1)))
+    )
+    widths = [np.log(layer.norm.high / layer.norm.low) for layer in (calm, drifting)]
+    assert widths[1][-1] > 1.5 * widths[0][-1]
+    np.testing.assert_allclose(calm.angle.value[-1], drifting.angle.value[-1], rtol=0.1)  # in equilibrium, whatever L
+
+
 def test_rescaling_keeps_the_angle_in_equilibrium(constant):
     plan = MultiStep(0.1, milestones=[400], factor=0.1)
     plain, rescaled = (forecast(constant, schedule=plan, steps=900, rescale=flag).layers[0] for flag in (False, True))
