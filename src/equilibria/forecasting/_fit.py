@@ -325,8 +325,8 @@ _PRIOR = Prior(
     block_sd=0.15,
 )
 
-# Adam: kappa and pull. In 30 AdamW trainings ln kappa was -0.11 +- 0.11 from step 150 on, and the pull within 11 % of the
-# weight decay. The prior of kappa is a little nearer to 1 and wider.
+# Adam: kappa and pull. In 30 AdamW trainings ln kappa was -0.11 +- 0.11 from step 150 on, and the pull within 11 % of
+# the weight decay. The prior of kappa is a little nearer to 1 and wider.
 _GAIN, _GAIN_SD = -0.06, 0.15  # of ln kappa
 _PULL_SD = 0.2  # over the rate at which random steps make the norm grow
 _GAIN_WANDER, _PULL_WANDER = 0.5, 0.4  # later change over the scatter of blocks in the window
