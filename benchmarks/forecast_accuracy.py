@@ -28,7 +28,6 @@ from equilibria.forecasting._backtest import rms
 from equilibria.forecasting._fit import _smooth, fit, replay
 from equilibria.forecasting._layers import Cohort, read_layers, whole_records
 from equilibria.forecasting._paths import GAIN_POWER
-from equilibria.lab.data.batches import CHARACTERS, TextBatches, python_documentation
 from equilibria.records._metrics import metric_series
 from equilibria.theory import evolve
 from equilibria.theory._reals import Array
@@ -40,7 +39,6 @@ from equilibria.watching import RecordedRun, read_run, watch
 from publishing import publish
 
 STEPS, START = 1500, 500
-CONTEXT = 24  # characters
 
 
 @dataclass(frozen=True)
@@ -48,10 +46,9 @@ class Training:
     """One run.
 
     Attributes:
-        network: "text" (transformer with RMSNorm after every matrix, characters of Python's documentation), "signals"
-            (BatchNorm convolutions in one dimension, noisy tones), "sets" (LayerNorm perceptrons around a sum, noisy
-            regression), "shapes" (residual GroupNorm convolutions, noisy images) or "table" (residual BatchNorm
-            perceptron, classes from products of columns, 20 % fresh label noise).
+        network: "ranks" (BatchNorm perceptron, noisy comparisons of two items), "counts" (LayerNorm perceptron, Poisson
+            counts), "angles" (residual RMSNorm perceptron, noisy directions), "edges" (GroupNorm convolutions in one
+            dimension, noisy steps) or "fields" (mixer with LayerNorm after every matrix, random fields).
         optimizer: "sgd", "sgdm" or "adamw".
         schedule: "step", "cosine", "one-cycle", "wsd" or "warm-up".
         seed: of weights and data.
@@ -81,10 +78,10 @@ class Training:
         return min(1.0, (step + 1) / 300)
 
 
-_NETWORKS, _OPTIMIZERS = ("text", "signals", "sets", "shapes", "table"), ("sgd", "sgdm", "adamw")
+_NETWORKS, _OPTIMIZERS = ("ranks", "counts", "angles", "edges", "fields"), ("sgd", "sgdm", "adamw")
 _SCHEDULES = ("step", "cosine", "one-cycle", "wsd", "warm-up")
 HELD_OUT = tuple(
-    Training(_NETWORKS[(row + 2 * column) % 5], optimizer, schedule, 900 + 10 * row + column)
+    Training(_NETWORKS[(row + 2 * column) % 5], optimizer, schedule, 1900 + 10 * row + column)
     for row, schedule in enumerate(_SCHEDULES)
     for column, optimizer in enumerate(_OPTIMIZERS)
 )
@@ -108,66 +105,44 @@ def linear(inputs: int, outputs: int, norm: type[nn.Module] = nn.LayerNorm, *, r
     return Normalised(nn.Linear(inputs, outputs, bias=False), norm(outputs), residual=residual)
 
 
-class Text(nn.Module):
-    """One transformer block between embedding and head, RMSNorm after every matrix of it."""
+class Mixer(nn.Module):
+    """Nine patches of an image, mixed over patches and over channels."""
 
-    def __init__(self, width: int = 32, heads: int = 4) -> None:
+    def __init__(self, width: int = 32) -> None:
         super().__init__()
-        self.heads, self.embedding = heads, nn.Embedding(CHARACTERS, width)
-        self.positions = nn.Parameter(0.1 * torch.randn(CONTEXT, width))
-        self.query, self.key, self.value, self.out, self.down = (linear(width, width, nn.RMSNorm) for _ in range(5))
-        self.up, self.head = linear(width, width, nn.RMSNorm), nn.Linear(width, CHARACTERS)
+        self.patches, self.channels = linear(16, width), linear(width, width, residual=True)
+        self.places, self.head = linear(9, 9, residual=True), nn.Linear(width, 4)
 
-    def forward(self, characters: Tensor) -> Tensor:
-        """Logits, characters x classes."""
-        stream = self.embedding(characters) + self.positions
-        parts = (part(stream).unflatten(-1, (self.heads, -1)) for part in (self.query, self.key, self.value))
-        mixed = functional.scaled_dot_product_attention(*(part.transpose(1, 2) for part in parts), is_causal=True)
-        stream = stream + self.out(mixed.transpose(1, 2).flatten(2))
-        stream = stream + self.down(functional.gelu(self.up(stream)))
-        logits: Tensor = self.head(stream)
-        return logits.flatten(0, 1)
-
-
-class Sets(nn.Module):
-    """A function of the sum over a set's elements."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.element = nn.Sequential(linear(6, 40), nn.SiLU(), linear(40, 40), nn.SiLU())
-        self.whole = nn.Sequential(linear(40, 40), nn.SiLU(), nn.Linear(40, 1))
-
-    def forward(self, sets: Tensor) -> Tensor:
-        """One number per set."""
-        value: Tensor = self.whole(self.element(sets).sum(dim=1))
-        return value
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of images of 12 x 12 pixels."""
+        patches = images.unfold(1, 4, 4).unfold(2, 4, 4).flatten(1, 2).flatten(2)
+        mixed = self.places(self.patches(patches).transpose(1, 2)).transpose(1, 2)
+        logits: Tensor = self.head(self.channels(mixed).mean(dim=1))
+        return logits
 
 
 def network(kind: str) -> nn.Module:
-    """A small network with a normalisation after every weight but embeddings and the last."""
-    if kind == "text":
-        return Text()
-    if kind == "sets":
-        return Sets()
-    if kind == "table":
-        blocks = [linear(20, 48, nn.BatchNorm1d), *(linear(48, 48, nn.BatchNorm1d, residual=True) for _ in range(3))]
-        return nn.Sequential(*blocks, nn.Linear(48, 5))
-    if kind == "signals":
-        convs = [nn.Conv1d(i, o, 5, stride=2, bias=False) for i, o in pairwise((1, 12, 16, 20))]
-        parts = [part for conv in convs for part in (Normalised(conv, nn.BatchNorm1d(conv.out_channels)), nn.ReLU())]
-        return nn.Sequential(*parts, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(20, 6))
-    convs = [nn.Conv2d(i, 12, 3, padding=1, bias=False) for i in (1, 12, 12)]
-    blocks = [Normalised(conv, nn.GroupNorm(3, 12), residual=place > 0) for place, conv in enumerate(convs)]
-    return nn.Sequential(*blocks, nn.MaxPool2d(3), nn.Flatten(), nn.Linear(12 * 16, 4))
+    """A small network with a normalisation after every weight but the last."""
+    if kind == "fields":
+        return Mixer()
+    if kind == "edges":
+        convs = [nn.Conv1d(i, o, 3, stride=2, padding=1, bias=False) for i, o in pairwise((1, 8, 16, 16))]
+        parts = [part for conv in convs for part in (Normalised(conv, nn.GroupNorm(2, conv.out_channels)), nn.ReLU())]
+        return nn.Sequential(*parts, nn.Flatten(), nn.Linear(16 * 4, 8))
+    if kind == "ranks":
+        parts = [part for i, o in pairwise((24, 40, 40, 40)) for part in (linear(i, o, nn.BatchNorm1d), nn.Tanh())]
+        return nn.Sequential(*parts, nn.Linear(40, 2))
+    if kind == "counts":
+        parts = [part for i, o in pairwise((10, 64, 32, 32)) for part in (linear(i, o), nn.ELU())]
+        return nn.Sequential(*parts, nn.Linear(32, 1))
+    blocks = [linear(12, 40, nn.RMSNorm), *(linear(40, 40, nn.RMSNorm, residual=True) for _ in range(3))]
+    return nn.Sequential(*blocks, nn.Linear(40, 2))
 
 
 def batches(training: Training) -> Iterator[tuple[Tensor, Tensor]]:
     """Fresh batches without end."""
     draw = torch.Generator().manual_seed(training.seed)
-    if training.network == "text":
-        for inputs, targets in TextBatches(python_documentation(), length=CONTEXT, batch_size=16, seed=training.seed):
-            yield inputs, targets.flatten()
-    mixing = torch.randn(20, 5, generator=draw)
+    mixing = torch.randn(12, 6, generator=draw) / 12**0.5
     while True:
         yield _batch(training.network, draw, mixing)
 
@@ -176,25 +151,26 @@ def _batch(kind: str, draw: torch.Generator, mixing: Tensor) -> tuple[Tensor, Te
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draw)
 
-    if kind == "sets":
-        sets = normal(40, 7, 6)
-        return sets, sets.amax(dim=1).sum(dim=1, keepdim=True) - (sets[..., :1] * sets[..., 1:2]).sum(1) + normal(40, 1)
-    if kind == "table":
-        table = normal(50, 20)
-        labels = ((table * table.roll(1, dims=1)) @ mixing).argmax(dim=1)
-        noisy = torch.rand(50, generator=draw) < 0.2
-        return table, torch.where(noisy, torch.randint(5, (50,), generator=draw), labels)
-    if kind == "signals":
-        labels = torch.randint(6, (36,), generator=draw)
-        phase = 2 * math.pi * torch.rand(36, 1, generator=draw)
-        tones = torch.sin(torch.arange(48) * (0.3 + 0.2 * labels[:, None]) + phase)
-        return (tones + 1.5 * normal(36, 48))[:, None], labels
-    labels = torch.randint(4, (30,), generator=draw)
-    corner = torch.randint(6, (30, 2, 1), generator=draw)
-    inside = (torch.arange(12) >= corner) & (torch.arange(12) < corner + 4)
-    rows, columns = inside[:, 0, :, None], inside[:, 1, None, :]
-    shapes = torch.stack([rows & columns, rows | columns, rows ^ columns, rows.expand(-1, -1, 12)])
-    return (shapes[labels, torch.arange(30)].float() + 0.8 * normal(30, 12, 12))[:, None], labels
+    if kind == "ranks":
+        pairs = normal(40, 2, 12)
+        worth = (pairs @ mixing).sin().sum(dim=2) + 0.7 * normal(40, 2)
+        return pairs.flatten(1), worth.argmax(dim=1)
+    if kind == "counts":
+        items = normal(48, 10)
+        rates = (0.5 + (items @ mixing[:10, :4]).tanh().sum(dim=1, keepdim=True) / 2).exp()
+        return items, torch.poisson(rates, generator=draw)
+    if kind == "angles":
+        items = normal(32, 12)
+        targets = (items @ mixing[:, :2]) + 0.5 * (items**2 @ mixing[:, 2:4]) + 0.5 * normal(32, 2)
+        return items, functional.normalize(targets, dim=1)
+    if kind == "edges":
+        labels = torch.randint(8, (40,), generator=draw)
+        steps = (torch.arange(32) >= 4 * labels[:, None]).float() * normal(40, 1).sign()
+        return (steps + normal(40, 32))[:, None], labels
+    labels = torch.randint(4, (32,), generator=draw)
+    rough, smooth = normal(32, 12, 12), functional.avg_pool2d(normal(32, 1, 16, 16), 5, stride=1)[:, 0]
+    share = 0.2 + 0.2 * labels[:, None, None]
+    return share * 5 * smooth + (1 - share) * rough, labels
 
 
 def train(training: Training, directory: Path) -> None:
@@ -215,7 +191,8 @@ def train(training: Training, directory: Path) -> None:
         if training.optimizer == "adamw"
         else torch.optim.SGD(groups, momentum=0.9 if training.optimizer == "sgdm" else 0.0)
     )
-    loss_of = functional.mse_loss if training.network == "sets" else functional.cross_entropy
+    losses = {"counts": functional.poisson_nll_loss, "angles": functional.mse_loss}
+    loss_of = losses.get(training.network, functional.cross_entropy)
     with watch(model, optimizer, log_dir=directory, every=1) as monitor:
         for step, (inputs, targets) in zip(range(STEPS), batches(training), strict=False):
             for group, peak in zip(optimizer.param_groups, (lr, other_lr), strict=True):

@@ -117,7 +117,7 @@ def fit(cohort: Cohort) -> Fit:
         reference=log_speed[-1],
         rate=np.full(layers, prior.rate),
         steps_done=steps[-1].copy(),
-        wander=np.hypot(prior.wander * _rms(noise), widening.level_sd),
+        wander=np.hypot(_rms(noise), widening.level_sd),
         wander_slope=np.full(layers, np.hypot(prior.wander_slope, prior.wander_ratio * _rms(drift))),
         scatter=np.hypot(scatter * widening.factor, widening.angle_sd),
         norm_scatter=_norm_scatter(cohort, rows) * widening.factor,
@@ -200,7 +200,7 @@ def _update_gain(cohort: Cohort, rows: Rows, replayed: Replay) -> tuple[Array, A
     error = scatter / np.sqrt(len(first))
     weight = _GAIN_SD**2 / (_GAIN_SD**2 + error**2)
     log_gain = _GAIN + weight * (np.log(measured.sum(axis=0) / expected.sum(axis=0)) - _GAIN)
-    return np.exp(log_gain), np.hypot(np.sqrt(weight) * error, _GAIN_WANDER * scatter)
+    return np.exp(log_gain), np.hypot(np.sqrt(weight) * error, _WANDER * scatter)
 
 
 def _pull(cohort: Cohort, rows: Rows, replayed: Replay) -> tuple[Array, Array]:
@@ -224,7 +224,7 @@ def _pull(cohort: Cohort, rows: Rows, replayed: Replay) -> tuple[Array, Array]:
     growth = predicted.sum(axis=0) / (2 * lr.sum()) + np.mean(cohort.weight_decay[rows])
     prior_sd = _PULL_SD * np.abs(growth)
     trust = np.where(valid.sum(axis=0) > 1, prior_sd**2 / (prior_sd**2 + error**2 + _TINY), 0.0)
-    known = np.hypot(np.sqrt(trust) * error, _PULL_WANDER * scatter)
+    known = np.hypot(np.sqrt(trust) * error, _WANDER * scatter)
     return trust * mean, np.where(trust > 0, known, prior_sd)
 
 
@@ -282,7 +282,6 @@ class Prior:
         drift_shared: error that all layers of a network share when the drift is read from a window.
         drift_apart: its scatter over the layers of a network.
         rate: rate per step at which L follows the angle.
-        wander: how far L stays off the fit, over the scatter of its blocks in the window.
         wander_slope: how far ln L moves off the fit per e-fold of the clock, in a network without drift.
         wander_ratio: the same over the drift, in a network with drift: the faster L changed, the less is known.
         block_sd: scatter of ln L over blocks of samples, as a first guess.
@@ -295,7 +294,6 @@ class Prior:
     drift_shared: float
     drift_apart: float
     rate: float
-    wander: float
     wander_slope: float
     wander_ratio: float
     block_sd: float
@@ -309,8 +307,9 @@ class Prior:
 # - CIFAR-10 pooled to 16x16, width 8, 1,000 steps, seed 100: both optimizers, lr / 10 and cosine.
 # Regressions over whole runs gave a power of 0.02 +- 0.03 on digits and 0.05 +- 0.06 on CIFAR-10, a drift of -0.3 +-
 # 0.26 and of 0.8 +- 0.3. The mean of the drift is kept near 0: networks differ more than two data sets can show.
-# The wander comes from 78 other trainings, each forecast from steps 300, 500 and 800 of 1,500: perceptrons with Batch-
-# or LayerNorm, convolutions with Batch- or GroupNorm, a transformer with RMSNorm after every matrix.
+# The wander comes from 92 other trainings, each forecast from steps 300, 500 and 800 of 1,500: perceptrons with Batch-
+# or LayerNorm, convolutions with Batch- or GroupNorm, transformers with RMSNorm after every matrix. Over these 13
+# networks and data sets the bands hold 86 % of the angles and 92 % of the norms in the mean.
 _PRIOR = Prior(
     power=0.015,
     power_sd=0.05,
@@ -319,9 +318,8 @@ _PRIOR = Prior(
     drift_shared=0.35,
     drift_apart=0.25,
     rate=0.05,
-    wander=0.8,
-    wander_slope=0.1,
-    wander_ratio=0.5,
+    wander_slope=0.15,
+    wander_ratio=0.8,
     block_sd=0.15,
 )
 
@@ -329,7 +327,7 @@ _PRIOR = Prior(
 # the weight decay. The prior of kappa is a little nearer to 1 and wider.
 _GAIN, _GAIN_SD = -0.06, 0.15  # of ln kappa
 _PULL_SD = 0.2  # over the rate at which random steps make the norm grow
-_GAIN_WANDER, _PULL_WANDER = 0.5, 0.4  # later change over the scatter of blocks in the window
+_WANDER = 0.5  # change of either after the record, over the scatter of its blocks in the window
 
 # Near interpolation L falls with the noise, by a factor that differs from run to run: in 6 trainings on digits without
 # label noise (lr / 10 or / 5 at step 700 of 1,500, seeds 200 to 205) ln L fell by 0.2 to 2.8 at the drop, with 30 %
