@@ -36,6 +36,15 @@ def test_the_gain_of_correlated_gradients_is_found(correlation):
     assert abs(off.mean()) < 0.05
 
 
+def test_a_weight_that_rounding_held_in_place_for_a_while_is_still_forecast():
+    cohort = read_layers(walk().run(np.full(200, 5e-3))).cohorts[0]
+    moved_sq = cohort.moved_sq.copy()
+    moved_sq[120:140] = 0
+    fitted = fit(dataclasses.replace(cohort, moved_sq=moved_sq))
+    assert np.isfinite(fitted.gain_error).all()
+    np.testing.assert_allclose(fitted.gain, np.exp(-0.06), rtol=0.05)  # the blocks disagree: the prior decides
+
+
 @pytest.mark.parametrize("pull", [0.15, 0.0, -0.15])
 def test_a_planted_pull_is_found_within_its_error(pull):
     fitted = fit(read_layers(walk(pull=pull).run(np.full(400, 5e-3))).cohorts[0])

@@ -195,7 +195,8 @@ def _update_gain(cohort: Cohort, rows: Rows, replayed: Replay) -> tuple[Array, A
     covered = np.isin(replayed.sampled, rows)
     rows, predicted = replayed.sampled[covered], replayed.moved_sq[covered]
     first = _block_starts(len(rows))
-    measured, expected = (np.add.reduceat(values, first) for values in (cohort.moved_sq[rows], predicted))
+    sums = (np.add.reduceat(values, first) for values in (cohort.moved_sq[rows], predicted))
+    measured, expected = (np.maximum(values, _TINY) for values in sums)  # rounding may leave a weight where it is
     scatter = np.log(measured / expected).std(axis=0, ddof=1)
     error = scatter / np.sqrt(len(first))
     weight = _GAIN_SD**2 / (_GAIN_SD**2 + error**2)
