@@ -91,7 +91,7 @@ def test_with_a_constant_l_the_paths_are_those_of_the_theory(rule, constant):
         cohort = dataclasses.replace(cohort, unit_grad_sq=cohort.plain_unit_grad_sq)
     fitted = fit(cohort)
     zero = np.zeros(len(cohort.names))
-    fitted = dataclasses.replace(fitted, power=zero, drift=zero, angle_scale=zero + 1, size=cohort.entries)
+    fitted = dataclasses.replace(fitted, power=zero, drift=zero, gain=zero + 1, pull=zero)
     lr = Cosine(rule.lr, steps=500).values(400)
     course = GroupSchedule(300, lr, np.full(400, rule.weight_decay), np.ones(400), 1.0)
     paths = integrate(cohort, fitted, course, shown=np.arange(400), central=True)
@@ -174,6 +174,16 @@ def test_bands_widen_with_the_horizon(constant):
     assert width[-1] > width[20] > width[0] > 1
     assert width[0] < 1.05  # the norm is known where the forecast begins
     assert (layer.angle.low < layer.angle.value).all()
+
+
+def test_bands_are_wider_where_l_drifts(constant):
+    calm, drifting = (
+        forecast(run, schedule=0.1, steps=1500).layers[0]
+        for run in (constant, Walk(drift=1.5, seed=0).run(np.full(300, 0.1)))
+    )
+    widths = [np.log(layer.norm.high / layer.norm.low) for layer in (calm, drifting)]
+    assert widths[1][-1] > 1.5 * widths[0][-1]
+    np.testing.assert_allclose(calm.angle.value[-1], drifting.angle.value[-1], rtol=0.1)  # in equilibrium, whatever L
 
 
 def test_rescaling_keeps_the_angle_in_equilibrium(constant):

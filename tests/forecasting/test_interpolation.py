@@ -13,7 +13,7 @@ from tests.helpers.planted_walks import Walk
 
 from equilibria.diagnosis.gradient_size import near_interpolation
 from equilibria.errors import EquilibriaError
-from equilibria.forecasting import backtest, forecast
+from equilibria.forecasting import backtest, forecast, what_if
 from equilibria.forecasting._fit import fit
 from equilibria.forecasting._layers import read_layers
 from equilibria.forecasting._paths import integrate
@@ -65,6 +65,8 @@ def test_an_interpolating_run_is_not_forecast_past_a_fall_of_lr():
     reason = r"lowers lr from 0.1 to 0.01, and the training loss is .* near interpolation"
     with pytest.raises(EquilibriaError, match=reason):
         forecast(run, schedule=DROP, steps=400)
+    with pytest.raises(EquilibriaError, match=f"^drop: got a schedule that {reason}"):
+        what_if(run, {"as now": 0.1, "drop": DROP}, steps=400)
     at_this_lr = forecast(run, schedule=0.1, steps=400)
     assert all("near interpolation" in layer.validity[0] for layer in at_this_lr.layers)
 

@@ -30,7 +30,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Walk:
-    """``layers`` vectors of ``dim`` entries; L = exp(level) (angle^2 / reference)^power (step / 100)^drift."""
+    """``layers`` vectors of ``dim`` entries; L = exp(level) (angle^2 / reference)^power (step / 100)^drift.
+
+    Gradients are independent, or correlated from step to step; under AdamW ``pull`` shrinks weights as more weight
+    decay does, unknown to the record.
+    """
 
     layers: int = 8
     dim: int = 200
@@ -40,6 +44,8 @@ class Walk:
     level: float = 0.0
     power: float = 0.0
     drift: float = 0.0
+    correlation: float = 0.0
+    pull: float = 0.0
     reference: float = 0.02**2
     seed: int = 0
 
@@ -49,13 +55,13 @@ class Walk:
         w = rng.standard_normal((self.layers, self.dim))
         w *= 2.5 / np.linalg.norm(w, axis=1, keepdims=True)
         first, second = np.zeros_like(w), np.zeros_like(w)
-        warmth = np.zeros(self.layers)
+        warmth, noise = np.zeros(self.layers), rng.standard_normal(w.shape)
         columns_by_name: dict[str, list[np.ndarray]] = {name: [] for name in NUMBERS}
         for step, lr in enumerate(lrs.tolist()):
             big_l = np.exp(self.level + self.power * warmth + self.drift * math.log((step + 1) / 100))
             norm_sq = (w**2).sum(axis=1)
-            g = rng.standard_normal(w.shape)
-            g -= ((g * w).sum(axis=1) / norm_sq)[:, None] * w
+            noise = self.correlation * noise + math.sqrt(1 - self.correlation**2) * rng.standard_normal(w.shape)
+            g = noise - ((noise * w).sum(axis=1) / norm_sq)[:, None] * w
             g *= np.sqrt(big_l / norm_sq / (self.dim - 1))[:, None]
             grad_sq, mixed = (g**2).sum(axis=1) * norm_sq, (first * g).sum(axis=1) * norm_sq
             after, first, second = self._step(w, g, first, second, lr, step)
@@ -86,7 +92,7 @@ class Walk:
         b1, b2 = self.betas
         first, second = b1 * first + (1 - b1) * g, b2 * second + (1 - b2) * g**2
         update = first / (1 - b1 ** (step + 1)) / np.sqrt(second / (1 - b2 ** (step + 1)))
-        return (1 - lr * self.weight_decay) * w - lr * update, first, second
+        return (1 - lr * (self.weight_decay + self.pull)) * w - lr * update, first, second
 
     def _entry(self, at: int) -> dict[str, Any]:
         rule: dict[str, Any] = {"kind": "SGD", "momentum": self.momentum}

@@ -20,7 +20,7 @@ from equilibria.forecasting._findings import (
 )
 from equilibria.forecasting._fit import fit
 from equilibria.forecasting._forecast import LayerForecast, layer_forecast
-from equilibria.forecasting._layers import Cohort, RunLike, as_run, read_layers, whole_record
+from equilibria.forecasting._layers import Cohort, RunLike, as_run, read_layers, whole_records
 from equilibria.forecasting._paths import integrate
 from equilibria.forecasting._scenario import recorded_schedule
 from equilibria.theory._reals import Array
@@ -156,16 +156,15 @@ def backtest(run: RunLike, *, start: int = 300, rescale: bool | None = None) -> 
     layers: list[LayerTest] = []
     left_out = dict(known.refused)
     findings: list[Finding] = []
-    for cohort in known.cohorts:
-        for record in whole_record(source, cohort):
-            later = record.since(first)
-            if len(later.step) < 2 or later.step[-1] < first + RMS_SAMPLES:
-                reason = f"{counted(len(later.step), 'sample')} from step {first:,} on; nothing to compare with"
-                left_out |= dict.fromkeys(record.names, reason)
-                continue
-            rescaled = was_rescaled(record, first) if rescale is None else rescale
-            layers += _compare(cohort, record, later, rescale=rescaled)
-            findings += weights_changed(record, first, rescaled=rescaled)
+    for cohort, record in whole_records(source, known.cohorts):
+        later = record.since(first)
+        if len(later.step) < 2 or later.step[-1] < first + RMS_SAMPLES:
+            reason = f"{counted(len(later.step), 'sample')} from step {first:,} on; nothing to compare with"
+            left_out |= dict.fromkeys(record.names, reason)
+            continue
+        rescaled = was_rescaled(record, first) if rescale is None else rescale
+        layers += _compare(cohort, record, later, rescale=rescaled)
+        findings += weights_changed(record, first, rescaled=rescaled)
     if not layers:
         name, reason = next(iter(left_out.items()))
         raise EquilibriaError(

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from equilibria._display import Printable, renderer
@@ -16,7 +15,7 @@ from equilibria.errors import EquilibriaError, whole, within
 from equilibria.findings import Finding, counted
 from equilibria.forecasting._findings import assumptions, forecast_findings
 from equilibria.forecasting._fit import Fit, fit
-from equilibria.forecasting._layers import Cohort, RunLike, RunWithSamples, as_run, read_layers
+from equilibria.forecasting._layers import Cohort, RecordedLayers, RunLike, read_layers
 from equilibria.forecasting._paths import NINETY, Paths, integrate
 from equilibria.forecasting._scenario import GroupSchedule, Scenario, group_schedules
 from equilibria.planning._phases import cut, thinned
@@ -231,6 +230,10 @@ def forecast(
             "got a Scenario together with weight_decay, batch_factor or rescale; expected them inside of the Scenario"
         )
     recorded = read_layers(run, before=start)
+    return _forecast(recorded, [fit(cohort) for cohort in recorded.cohorts], scenario, steps)
+
+
+def _forecast(recorded: RecordedLayers, fits: Sequence[Fit], scenario: Scenario, steps: int) -> Forecast:
     first, total = recorded.last_step + 1, whole("steps", steps, low=1)
     within("steps", total, high=_MOST_STEPS)
     if total <= first:
@@ -240,8 +243,7 @@ def forecast(
         )
     schedules = group_schedules(scenario, recorded, first=first, steps=total)
     parts, layers = [], []
-    for cohort, group in zip(recorded.cohorts, schedules, strict=True):
-        fitted = fit(cohort)
+    for cohort, fitted, group in zip(recorded.cohorts, fits, schedules, strict=True):
         boundaries = [span.first for span in cut(group.lr, group.weight_decay)]
         paths = integrate(cohort, fitted, group, shown=thinned(group.steps, most=_CURVE_POINTS, boundaries=boundaries))
         parts.append((cohort, fitted, group))
@@ -381,26 +383,16 @@ def what_if(
     """
     if not scenarios:
         raise EquilibriaError("got no scenarios; expected at least one, such as {'as planned': 0.1}")
-    read = _ReadOnce(as_run(run))
+    recorded = read_layers(run, before=start)
+    fits = [fit(cohort) for cohort in recorded.cohorts]
     forecasts = {}
     for name, scenario in scenarios.items():
         try:
-            forecasts[name] = forecast(read, schedule=scenario, steps=steps, start=start)
+            plan = scenario if isinstance(scenario, Scenario) else Scenario(scenario)
+            forecasts[name] = _forecast(recorded, fits, plan, steps)
         except EquilibriaError as error:
             raise EquilibriaError(f"{name}: {error}" if len(scenarios) > 1 else str(error)) from error
     return WhatIf(forecasts)
-
-
-class _ReadOnce:
-    """A run whose samples are read once for all scenarios."""
-
-    def __init__(self, run: RunWithSamples) -> None:
-        self.metadata = run.metadata
-        self._table = run.samples()
-
-    def samples(self) -> pa.Table:
-        """The sample table."""
-        return self._table
 
 
 def layer_outcome(scenario: str, layer: LayerForecast) -> LayerOutcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -160,12 +160,14 @@ def read_layers(run: RunLike, *, before: int | None = None) -> RecordedLayers:
     return RecordedLayers(cohorts, refused, failing, last_step, metadata.get("steps_per_epoch"))
 
 
-def whole_record(run: RunLike, cohort: Cohort) -> tuple[Cohort, ...]:
-    """The layers of a cohort over the whole record, whatever happened later; split where their settings diverge."""
+def whole_records(run: RunLike, cohorts: Sequence[Cohort]) -> Iterator[tuple[Cohort, Cohort]]:
+    """Every cohort, and its layers over the whole record, whatever happened later; split where settings diverge."""
     source = as_run(run)
     recorded = _members(sampled_run(source.samples(), metadata=source.metadata))
-    members = [member for member in recorded if member[0] in cohort.names]
-    return tuple(_cohort(group, cohort.interpolating, rule=cohort.rule) for group in _same_settings(members))
+    for cohort in cohorts:
+        members = [member for member in recorded if member[0] in cohort.names]
+        for group in _same_settings(members):
+            yield cohort, _cohort(group, cohort.interpolating, rule=cohort.rule)
 
 
 def _metrics(source: RunWithSamples) -> pa.Table | None:

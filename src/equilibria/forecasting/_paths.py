@@ -26,17 +26,18 @@ from equilibria.theory.states import adam_settings, step_of
 from equilibria.theory.targets import targets_per_step
 
 NINETY = 1.6449  # a normal distribution has 90 % within this many standard deviations of its mean
-_DISPLACED = 6  # three directions of level, power and drift; angle; entries; level again, for its wander
+_DISPLACED = 6  # three directions of level, power and drift; gain; pull; level again, for its wander
 _BATCH_ERROR = 0.15  # of ln L per e-fold of the batch size: how far gradients are from being noise is not recorded
 TOLERANCE = 0.05  # relative distance of the angle beyond which a layer is out of equilibrium
 _HOLD = 4  # steps between updates of L: it changes over tens of steps at least
 _MOST = math.log(20)  # change of ln L: none of the trainings that the prior comes from changed by more after its record
+GAIN_POWER = 0.25  # of the squared angle in kappa - 1: gradients are the less correlated, the less a layer turns
 _LEAST = -4.6  # ln of squared angle over reference below which L no longer responds: a tenth of the speed
 
 # Rows of `law` below.
 _LEVEL, _POWER, _REFERENCE, _RATE, _DRIFT, _STEPS_DONE = range(6)
-_ANGLE_SCALE, _EQUILIBRIUM_SCALE, _EQUILIBRIUM_POWER = range(6, 9)
-_LAW_ROWS, _TOTAL_ROWS = 9, 2
+_EQUILIBRIUM_SCALE, _EQUILIBRIUM_POWER, _GAIN, _PULL, _WANDER = range(6, 11)
+_LAW_ROWS, _TOTAL_ROWS = 11, 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,11 +82,10 @@ def integrate(cohort: Cohort, fitted: Fit, schedule: GroupSchedule, *, shown: St
     if isinstance(cohort.rule, SGD | SGDW):
         _integrate_buffer(_maps(cohort.rule, schedule), *shared)
     else:
-        size = np.repeat(fitted.size[:, np.newaxis], members, axis=1)
-        size[:, 5:6] *= np.exp(fitted.size_error[:, np.newaxis])
-        share = ((1 - cohort.rule.betas[1]) / size).ravel()
+        share = np.repeat((1 - cohort.rule.betas[1]) / cohort.entries, members)
         count = fitted.replay.steps_done + np.arange(1, schedule.steps + 1)
-        settings = np.stack(adam_settings(cohort.rule, schedule.lr, schedule.weight_decay, count), axis=1)
+        lr = schedule.lr
+        settings = np.stack([*adam_settings(cohort.rule, lr, schedule.weight_decay, count), lr], axis=1)
         _integrate_adam(np.ascontiguousarray(settings), share, *cohort.rule.betas, *shared)
     norm_sq, angle, log_unit_grad_sq = (out[:, row].reshape(len(shown), layers, members) for row in range(3))
     centre = law.reshape(_LAW_ROWS, layers, members)[:, :, 0]
@@ -101,7 +101,7 @@ def _law_rows(cohort: Cohort, fitted: Fit, schedule: GroupSchedule, members: int
     scale, power = _equilibrium_factor(cohort, fitted)
     rows = (
         *(fitted.level - np.log(schedule.batch_factor), fitted.power, fitted.reference, fitted.rate, fitted.drift),
-        *(fitted.steps_done, fitted.angle_scale, scale, np.full_like(scale, power)),
+        *(fitted.steps_done, scale, np.full_like(scale, power), fitted.gain, fitted.pull, 0 * scale),
     )
     for row, values in enumerate(rows):
         law[row] = values[:, np.newaxis]
@@ -116,14 +116,17 @@ def _displace(law: Array, fitted: Fit, schedule: GroupSchedule) -> None:
     for direction in range(3):
         for row, part in ((_LEVEL, 0), (_POWER, 1), (_DRIFT, 2)):
             law[row, :, 1 + direction] += root[:, part, direction]
-    law[_ANGLE_SCALE, :, 4] *= np.exp(fitted.angle_error)
+    law[_GAIN, :, 4] *= np.exp(fitted.gain_error)
+    law[_PULL, :, 5] += fitted.pull_error
     law[_LEVEL, :, 6] += np.hypot(fitted.wander, _BATCH_ERROR * np.log(schedule.batch_factor))
+    law[_WANDER, :, 6] = fitted.wander_slope
 
 
 def _start_states(fitted: Fit, schedule: GroupSchedule, members: int) -> Array:
     memory = fitted.replay
     level = fitted.level - np.log(schedule.batch_factor)
-    columns = (memory.norm_sq, memory.radial, memory.buffer_sq, memory.second, level, fitted.steps_done)
+    moments = (memory.norm_sq, memory.radial, memory.buffer_sq, memory.second)
+    columns = (*moments, level, fitted.steps_done, fitted.gain)
     return np.array([np.repeat(values, members) for values in columns])
 
 
@@ -152,8 +155,9 @@ def _equilibrium_factor(cohort: Cohort, fitted: Fit) -> tuple[Array, float]:
 #
 # Rows of `law`: ln L in equilibrium at the reference speed; power of the squared angle in L; ln of the squared
 # reference angle; rate per step at which ln L gets there; drift of ln L per e-fold of the clock; steps done at the
-# start; factor of the angle; factor of the equilibrium angle; power of L in it.
-# Rows of `state`: ||w||^2, <w, buffer>, ||buffer||^2, second moment, ln L, clock.
+# start; factor of the equilibrium angle; power of L in it; gain and pull (Adam); wander of ln L per e-fold
+# of the clock, which does not fade.
+# Rows of `state`: ||w||^2, <w, buffer>, ||buffer||^2, second moment, ln L, clock, gain.
 
 
 @inner
@@ -164,22 +168,24 @@ def _update_l(law: Any, state: Any, speed_sq: Any, steps: int, unit_grad_sq: Any
         excess = max(faster, _LEAST)
         state[5, n] += steps * math.exp(0.5 * min(faster, 0.0))
         drifted = 0.5 * law[4, n] * (1.0 - (law[5, n] / state[5, n]) ** 2)
+        drifted += law[10, n] * math.log(state[5, n] / law[5, n])
         change = min(max(law[1, n] * excess + drifted, -_MOST), _MOST)
         target = law[0, n] + change
         state[4, n] += (target - state[4, n]) * -math.expm1(-law[3, n] * steps)
         unit_grad_sq[n] = math.exp(state[4, n])
-        factor[n] = law[7, n] * math.exp(law[8, n] * (state[4, n] - law[0, n]))
+        factor[n] = law[6, n] * math.exp(law[7, n] * (state[4, n] - law[0, n]))
+        state[6, n] = 1.0 + (law[8, n] - 1.0) * math.exp(GAIN_POWER * min(faster, 0.0))
 
 
 @inner
-def _add_angle(law: Any, before: Any, state: Any, moved: Any, base: Any, factor: Any, totals: Any, angle: Any) -> None:
+def _add_angle(before: Any, state: Any, moved: Any, base: Any, factor: Any, totals: Any, angle: Any) -> None:
     """Compute the angle of the step just taken and add it to the totals."""
     for n in range(angle.shape[0]):
         norm, after = math.sqrt(before[n]), math.sqrt(state[0, n])
         radial = after - norm
         chord_sq = max(moved[n] - radial * radial, 0.0) / (norm * after)
         # The arc from the chord, to the second order: the next term is 1e-4 of an angle of 0.5.
-        turned = math.sqrt(chord_sq) * (1.0 + chord_sq / 24.0) * law[6, n]
+        turned = math.sqrt(chord_sq) * (1.0 + chord_sq / 24.0)
         angle[n] = turned
         totals[0, n] += turned
         wanted = base * factor[n]
@@ -199,7 +205,7 @@ def _integrate_buffer(
     ``out`` receives ||w||^2, angle and ln L before the shown steps; ``state`` ends as after the last step.
     """
     paths = state.shape[1]
-    unit_grad_sq, factor, speed_sq = np.exp(state[4]), law[7].copy(), np.exp(law[2])
+    unit_grad_sq, factor, speed_sq = np.exp(state[4]), law[6].copy(), np.exp(law[2])
     before, moved, angle = np.empty(paths), np.empty(paths), np.empty(paths)
     row = 0
     for t in range(maps.shape[0]):
@@ -216,7 +222,7 @@ def _integrate_buffer(
             state[2, n] = m[2, 0] * p + m[2, 1] * q + m[2, 2] * r + m[2, 3] * noise
             moved[n] = m[3, 0] * p + m[3, 1] * q + m[3, 2] * r + m[3, 3] * noise
             speed_sq[n] = moved[n] / p
-        _add_angle(law, before, state, moved, base[t], factor, totals, angle)
+        _add_angle(before, state, moved, base[t], factor, totals, angle)
         if row < shown.shape[0] and shown[row] == t:
             out[row, 0], out[row, 1], out[row, 2] = before, angle, state[4]
             row += 1
@@ -236,9 +242,12 @@ def _integrate_adam(
     out: Any,
     totals: Any,
 ) -> None:
-    """AdamW and Adam with L2: `theory.adam.adam_step`; columns of settings: step size, share lost, coupled decay."""
+    """AdamW and Adam with L2, as `theory.moments.adam_step`, with the gain in ||m||^2 and the pull on the norm.
+
+    Columns of ``settings``: step size, share lost to decay, coupled decay, lr.
+    """
     paths = state.shape[1]
-    unit_grad_sq, factor, speed_sq = np.exp(state[4]), law[7].copy(), np.exp(law[2])
+    unit_grad_sq, factor, speed_sq = np.exp(state[4]), law[6].copy(), np.exp(law[2])
     before, moved, angle = np.empty(paths), np.empty(paths), np.empty(paths)
     fresh = 1.0 - b1
     row = 0
@@ -246,14 +255,14 @@ def _integrate_adam(
         if t % _HOLD == 0 and t > 0:
             _update_l(law, state, speed_sq, _HOLD, unit_grad_sq, factor)
         grow, size, lost, wd = rescale_sq[t], settings[t, 0], settings[t, 1], settings[t, 2]
-        kept = 1.0 - lost
         for n in range(paths):
             p, r, second = state[0, n] * grow, state[2, n] / grow, state[3, n] / grow
-            grad_sq = unit_grad_sq[n] / p + wd * wd * p
+            noise, decay_sq = unit_grad_sq[n] / p, wd * wd * p
             w_dot_m = b1 * state[1, n]
-            r = b1 * b1 * r + fresh * (fresh * grad_sq + 2 * wd * w_dot_m)
+            r = b1 * b1 * r + fresh * (fresh * (state[6, n] * noise + decay_sq) + 2 * wd * w_dot_m)
             w_dot_m += fresh * wd * p
-            second = b2 * second + share[n] * grad_sq
+            second = b2 * second + share[n] * (noise + decay_sq)
+            kept = 1.0 - lost - settings[t, 3] * law[9, n]
             k = size / math.sqrt(second)
             radial, push = k * w_dot_m, k * k * r
             before[n] = p
@@ -263,7 +272,7 @@ def _integrate_adam(
             state[3, n] = second
             moved[n] = lost * (lost * p + 2 * radial) + push
             speed_sq[n] = moved[n] / p
-        _add_angle(law, before, state, moved, base[t], factor, totals, angle)
+        _add_angle(before, state, moved, base[t], factor, totals, angle)
         if row < shown.shape[0] and shown[row] == t:
             out[row, 0], out[row, 1], out[row, 2] = before, angle, state[4]
             row += 1
