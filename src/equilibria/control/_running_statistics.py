@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,14 +47,16 @@ class RunningStatistics:
 
     Args:
         model: the network.
-        weights: the weights to be rescaled, by name.
+        weights: the weights to be rescaled, by name, or sets of weights that are rescaled by one factor, by label.
         example: the arguments of one call of the model, a tensor or a tuple; None to use the model's first call in
             training mode.
     """
 
     _is_searching = False  # shared by all instances: several may wait for the first call of one model
 
-    def __init__(self, model: nn.Module, weights: Mapping[str, Tensor], *, example: Any = None) -> None:
+    def __init__(
+        self, model: nn.Module, weights: Mapping[str, Tensor | Sequence[Tensor]], *, example: Any = None
+    ) -> None:
         self._model, self._weights = unwrap_model(model), dict(weights)
         self._behind: list[Behind] | None = None
         self._rescalings: dict[frozenset[str], _Rescaling] = {}
@@ -83,7 +85,7 @@ class RunningStatistics:
 
     @torch.no_grad()
     def rescale(self, names: Iterable[str], factor: float) -> None:
-        """Change the statistics as multiplying the named weights by ``factor`` would."""
+        """Change the statistics as multiplying the named weights or sets by ``factor`` would."""
         self.require()
         rescaling = self._rescaling(frozenset(names))
         if rescaling.in_proportion:  # buffers are looked up each time: moving a model to another device replaces them
@@ -93,7 +95,7 @@ class RunningStatistics:
             _rescale_channels(_mean(module), _var(module), factor**degree, bias=bias)
 
     def variance_over_eps(self, name: str) -> float:
-        """The smallest median running variance of the norms behind a weight, over their eps; infinite without any."""
+        """The smallest median running variance of the norms behind a weight or set, over eps; infinite without any."""
         behind = [norm.module for norm in self._behind or [] if name in norm.degrees]
         ratios = (float(_var(module).median()) / max(float(module.eps), 1e-300) for module in behind)  # type: ignore[arg-type]
         return min(ratios, default=math.inf)
