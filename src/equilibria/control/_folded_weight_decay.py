@@ -31,6 +31,7 @@ from equilibria.findings import counted, joined
 from equilibria.optimizers.controllers import StandsFor, control_log
 from equilibria.optimizers.rules import follows
 from equilibria.tensors.invariance import InvariantSet, JointlyInvariant, invariant_sets, named_parameters
+from equilibria.tensors.parameters import plain_name
 from equilibria.theory.exponential import LARGEST
 from equilibria.theory.folding import FoldState, FoldStep, advance
 from equilibria.theory.switching import Renormalisation, to_weight_decay
@@ -120,12 +121,11 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
         require_network(model)
         _refuse_rescaling(self.scheduler)
         _require_sgd(self.optimizer)
-        named = named_parameters(self.optimizer, model)
-        self._names = {tensor: name for name, tensor in named.items()}
-        no_effect = {name: named[name] for name in getattr(invariant, "no_effect", ()) if name in named}
+        self._names = {tensor: name for name, tensor in named_parameters(self.optimizer, model).items()}
         sets = invariant_sets(invariant, optimizer=self.optimizer, model=model)
-        self._sets = _folded_groups(self.optimizer, sets, names=self._names, no_effect=no_effect)
-        self._folded = list(self._sets)
+        no_effect = {plain_name(name) for name in getattr(invariant, "no_effect", ())}
+        folded = _folded_groups(self.optimizer, sets, names=self._names, no_effect=no_effect)
+        self._folded = list(folded)
         if any(isinstance(controller, FoldedWeightDecay) for controller in control_log(self.optimizer).controllers):
             raise EquilibriaError(
                 "got an optimizer that is already folded; expected one that is not: pass all scale-invariant weights "
@@ -134,12 +134,16 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
             )
         for index in self._folded:
             refuse_unequal(self.optimizer.param_groups[index], index)
-        folded = [one for sets in self._sets.values() for one in sets]
-        self._weights = {name: tensor for one in folded for name, tensor in one.tensors.items()}
-        self._statistics = RunningStatistics(model, self._scaled_together(no_effect), example=example)
+        inside = [one for sets in folded.values() for one in sets]
+        self._weights = {name: tensor for one in inside for name, tensor in one.tensors.items()}
+        groups = self.optimizer.param_groups
+        self._trained = {i: [weight for weight in groups[i]["params"] if weight.requires_grad] for i in folded}
+        self._labels = {index: joined(self._names_of(weights), most=3) for index, weights in self._trained.items()}
+        scaled_together = {self._labels[index]: weights for index, weights in self._trained.items()}
+        self._statistics = RunningStatistics(model, scaled_together, example=example)
         self._renormalise = renormalise
         self._clipping = ClippingCheck()
-        self._invariance = InvarianceCheck([list(one.tensors) for one in folded if one.is_joint])
+        self._invariance = InvarianceCheck([list(one.tensors) for one in inside if one.is_joint])
         self._last_lr: list[float | Tensor] = copies(group["lr"] for group in self.optimizer.param_groups)
         self._in_step: dict[int, _GroupStep] = {}
         self._attach()
@@ -198,7 +202,7 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
                 self._multiply(members, switch.weight)
                 for weight, buffer in self._buffers(members):
                     buffer.mul_(switch.buffer).add_(weight, alpha=switch.buffer_from_weight)
-                self._statistics.rescale(self._labels_of(index, members), switch.weight)
+                self._statistics.rescale([self._labels[index]], switch.weight)
             for key in [key for key in group if key.startswith("fold_")]:
                 del group[key]
         self._folded = []
@@ -294,18 +298,17 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
     def _advance(self, index: int, group_step: _GroupStep) -> None:
         group = self.optimizer.param_groups[index]
         step, state, members = group_step.step, group_step.step.state, self._members(group)
-        labels = self._labels_of(index, members)
         if float(group["momentum"]) == 0:
             for _, buffer in self._buffers(members):
                 buffer.mul_(step.alpha)  # a parked buffer stays that of the run with weight decay
-        self._statistics.rescale(labels, step.running_mean)
+        self._statistics.rescale([self._labels[index]], step.running_mean)
         shift = math.floor(state.log_scale / math.log(2)) - state.exponent
         if self._renormalise and shift >= 1:
             change = Renormalisation(shift)
             self._multiply(members, change.weight)
             for _, buffer in self._buffers(members):
                 buffer.mul_(change.buffer)
-            self._statistics.rescale(labels, change.weight)
+            self._statistics.rescale([self._labels[index]], change.weight)
             state = state.renormalised(shift)
         group[_LOG_SCALE], group[_Q], group[_EXPONENT] = state.log_scale, state.q, state.exponent
         group.update(group_step.extra)
@@ -338,7 +341,7 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
         if not moving:
             return False
         if _MEMBERS not in group:
-            self._require_whole_sets(index, {self._names[group["params"][position]] for position in moving})
+            self._require_all(index, [group["params"][position] for position in moving])
         members = group.setdefault(_MEMBERS, moving)
         if moving != members:
             changed = [group["params"][position] for position in sorted(set(moving) ^ set(members))]
@@ -350,34 +353,17 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
             )
         return True
 
-    def _require_whole_sets(self, index: int, moving: Collection[str]) -> None:
-        """Raise if a joint set has gradients for some of its tensors only."""
-        for one in self._sets[index]:
-            still = [name for name in one.tensors if name not in moving]
-            if still and len(still) < len(one.tensors):
-                raise EquilibriaError(
-                    f"got no gradient for {joined(still, most=3)} of parameter group {index}; expected one, as for the "
-                    f"others of its set ({one.label}): they are scale-invariant only jointly, and a weight without "
-                    "gradient does not decay",
-                    argument="invariant",
-                )
-
-    def _scaled_together(self, no_effect: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
-        """By label, the tensors of a set, and those without effect in its group: biases in front of a BatchNorm."""
-        beside = {
-            index: [weight for weight in self.optimizer.param_groups[index]["params"] if self._names[weight] in no_effect]
-            for index in self._sets
-        }
-        return {
-            one.label: [*one.tensors.values(), *(weight for weight in beside[index] if weight.requires_grad)]
-            for index, sets in self._sets.items()
-            for one in sets
-        }
-
-    def _labels_of(self, index: int, members: Collection[Tensor]) -> list[str]:
-        """The labels of a group's invariant sets that move."""
-        moving = set(self._names_of(members))
-        return [one.label for one in self._sets[index] if not moving.isdisjoint(one.tensors)]
+    def _require_all(self, index: int, moving: list[Tensor]) -> None:
+        """Raise if the first step does not move the weights of a group that were trainable when it was folded."""
+        expected, present = self._names_of(self._trained[index]), self._names_of(moving)
+        differing = [name for name in (*expected, *present) if (name in expected) is not (name in present)]
+        if differing:
+            raise EquilibriaError(
+                f"got gradients for {len(present)} weights of parameter group {index}, where {len(expected)} were "
+                f"trainable when it was folded; expected the same ones, but {joined(differing, most=3)} made the "
+                "difference: a weight without gradient does not decay, so it departs from the scale that its group "
+                "shares. Freeze weights (requires_grad_(False)) before folding, or give them a separate group"
+            )
 
     def _members(self, group: Mapping[str, Any]) -> list[Tensor]:
         return [group["params"][position] for position in group.get(_MEMBERS, [])]

@@ -81,31 +81,29 @@ def _check_set(weights: Mapping[str, Tensor]) -> None:
     """Raise EquilibriaError if the radial parts of the gradients of a jointly invariant set do not cancel."""
     if not all(_is_readable(weight) for weight in weights.values()):
         return
-    radial, size, chance = [], [], []
-    for weight in weights.values():
-        ww, wg, gg = (float(product) for product in _row_products(weight, weight.grad, None))  # type: ignore[arg-type]
-        radial.append(wg)
-        size.append(math.sqrt(ww * gg))
-        chance.append(_chance(weight, None))
-    left = abs(math.fsum(radial))
-    expected_of_noise = math.hypot(*(one * share for one, share in zip(size, chance, strict=True)))
-    cosines = {name: abs(part) / n if n else 0.0 for name, part, n in zip(weights, radial, size, strict=True)}
-    beyond = [c > max(LARGEST_COSINE, _BEYOND_CHANCE * share) for c, share in zip(cosines.values(), chance, strict=True)]
-    if not any(beyond) or left <= _REMAINS * max(map(abs, radial)) or left <= _BEYOND_CHANCE * expected_of_noise:
-        return
-    name = max(cosines, key=cosines.__getitem__)
-    raise EquilibriaError(
-        f"got {joined(list(weights), most=3)} as jointly scale-invariant, but the radial parts of their gradients do not "
-        f"cancel: {left / max(map(abs, radial)):.2g} of the largest is left (cosine {cosines[name]:.2g} for {name}); "
-        f"expected 0: is the model in training mode, and is the set complete? {HOW_TO}",
-        argument="invariant",
-    )
+    products = [_row_products(weight, weight.grad, None) for weight in weights.values()]  # type: ignore[arg-type]
+    radial = torch.tensor([float(wg) for _, wg, _ in products], dtype=torch.float64)
+    size = torch.tensor([math.sqrt(float(ww * gg)) for ww, _, gg in products], dtype=torch.float64)
+    chance = torch.tensor([_chance(weight, None) for weight in weights.values()], dtype=torch.float64)
+    cosines = radial.abs() / size.clamp_min(1e-300)
+    left, largest = float(radial.sum().abs()), float(radial.abs().max())
+    is_radial = bool((cosines > (_BEYOND_CHANCE * chance).clamp_min(LARGEST_COSINE)).any())
+    if is_radial and left > max(_REMAINS * largest, _BEYOND_CHANCE * float((size * chance).norm())):
+        names, worst = list(weights), int(cosines.argmax())
+        raise EquilibriaError(
+            f"got {joined(names, most=3)} as a jointly scale-invariant set, but the radial parts of its gradients do "
+            f"not cancel: their sum is {left / largest:.2g} of the largest (cosine {float(cosines[worst]):.2g} for "
+            f"{names[worst]}); expected 0: is the model in training mode, and is the set complete? {HOW_TO}",
+            argument="invariant",
+        )
 
 
 def _is_readable(weight: Tensor) -> bool:
     """Whether weight and gradient are whole, strided tensors."""
     gradient = weight.grad
-    return gradient is not None and gradient.layout == torch.strided and not (is_sharded(weight) or is_sharded(gradient))
+    if gradient is None or gradient.layout != torch.strided:
+        return False
+    return not is_sharded(weight) and not is_sharded(gradient)
 
 
 def radial_cosine(weight: Tensor, gradient: Tensor, *, axis: int | None = None) -> float:

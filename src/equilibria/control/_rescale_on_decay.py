@@ -266,8 +266,8 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
             reason = reasons.get(one.label)
             if reason is not None and (one.is_requested or not usable):
                 raise EquilibriaError(
-                    f"got {one.label}, scale-invariant only jointly, {reason}; expected all of the set in one parameter "
-                    "group of SGD or SGDW, with weight decay: one factor rescales all of it",
+                    f"got {one.label}, scale-invariant only jointly, {reason}; expected all of the set in one "
+                    "parameter group of SGD or SGDW, with weight decay: one factor rescales all of it",
                     argument="invariant",
                 )
         return usable
@@ -415,6 +415,8 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
 
     def _norm_over_equilibrium(self, name: str, rule: Rule) -> float:
         """||w|| over its equilibrium, with the factor it is owed; NaN if the equilibrium depends on the gradient."""
+        if isinstance(rule, SGD | SGDW):
+            return math.nan
         weight = self._weights[name]
         if isinstance(rule, AdamW | Lion):
             norm: Any = rule.equilibrium(dim=float(weight.numel())).norm

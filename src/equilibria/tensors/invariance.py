@@ -1,8 +1,8 @@
 """Which tensors are scale-invariant: stated by the caller and checked, never guessed.
 
 Everything that takes ``invariant=`` accepts the same three things: names, tensors, or the result of
-`equilibria.symmetries`. Controllers need the tensors that an optimizer trains (`invariant_tensors`), or also the sets of
-tensors that are invariant only jointly (`invariant_sets`); monitors need a label for every weight they watch
+`equilibria.symmetries`. Controllers need the tensors that an optimizer trains (`invariant_tensors`), some also the sets
+that are invariant only jointly (`invariant_sets`); monitors need a label for every weight they watch
 (`with_invariance`).
 """
 
@@ -282,9 +282,7 @@ def _sets_of_symmetries(
     ]
 
 
-def _trained_of(
-    alone: list[str], trained: Mapping[str, Tensor], *, has_names: bool, how: str = "alone"
-) -> list[str]:
+def _trained_of(alone: list[str], trained: Mapping[str, Tensor], *, has_names: bool, how: str = "alone") -> list[str]:
     """The tensors of a result of symmetries that an optimizer trains."""
     if not has_names:
         raise EquilibriaError(

@@ -3,8 +3,8 @@
 A normalisation with running statistics (BatchNorm) has inputs that scale with the weights in front of it. Rescaling
 such a weight requires rescaling these statistics, or the network changes in eval mode. Names and order of modules play
 no role: each weight, or set of weights that is scaled as one, is doubled in a forward pass, and the mean and variance
-of every normalisation's input are compared with those of a plain pass. Doubling rounds nothing in a binary number, so without eps float32 answers as exactly as
-float64 would. The model stays as it is.
+of every normalisation's input are compared with those of a plain pass. Doubling rounds nothing in a binary number, so
+without eps float32 answers as exactly as float64 would. The model stays as it is.
 """
 
 from __future__ import annotations
@@ -219,8 +219,8 @@ def _degree(before: _ChannelMoments, after: _ChannelMoments, *, weight: str, nam
     if not (exact - rounded).abs().max() <= _DEGREE_TOLERANCE:
         raise EquilibriaError(
             f"got a variance in front of {name!r} that is multiplied by {4 ** float(exact[worst]):.4g} when "
-            f"{weight!r} is doubled; expected 1 or 4 (or a power of it): this is not scale-invariant by itself, or only "
-            "a part of that input comes from it. Leave it out of `invariant`; eq.symmetries finds what is: use "
+            f"{weight!r} is doubled; expected 1 or 4 (or a power of it): this is not scale-invariant by itself, or "
+            "only a part of that input comes from it. Leave it out of `invariant`; eq.symmetries finds what is: use "
             "invariant=sym"
         )
     degree = torch.full_like(before.var, rounded[0].item()) if (rounded == rounded[0]).all() else None
