@@ -133,10 +133,11 @@ class _Run:
     def _search(self) -> Symmetries:
         from torch.nn.functional import cross_entropy
 
-        import equilibria as eq
+        from equilibria.objectives._objective import objective
+        from equilibria.symmetry import symmetries
 
         batches = [(self._images[place], self._labels[place]) for place in (0, 1)]
-        return eq.symmetries(eq.objective(self.net, cross_entropy), batches)
+        return symmetries(objective(self.net, cross_entropy), batches)
 
     def outputs(self, step: int) -> torch.Tensor:
         """Take a step on its batch; the outputs before it, and at every fifth step those in eval mode after it."""
