@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from functools import partial
 
@@ -417,3 +418,23 @@ def test_a_joint_set_without_one_factor_raises_if_it_is_named(settings, reason):
     by_symmetries = RescaleOnDecay(optimizer, model=net, invariant=symmetries_of(layer_norms))
     assert "1.weight" not in by_symmetries._weights
     assert "4.weight" in by_symmetries._weights
+
+
+def test_a_resumed_rescaling_goes_on_with_what_a_joint_set_is_owed():
+    """In bfloat16 factors wait until they have accumulated to 5 %."""
+
+    def run():
+        net = made(NETWORKS["GroupNorm"]).bfloat16()
+        optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=0.9, weight_decay=DECAY)
+        sym = symmetries_of(NETWORKS["GroupNorm"])
+        return optimizer, RescaleOnDecay(StepLR(optimizer, 1, gamma=0.9), model=net, invariant=sym)  # r = 0.974
+
+    (optimizer, scheduler), (resumed, other) = run(), run()
+    optimizer.step()
+    scheduler.step()
+    assert scheduler.last_factors == {}
+    resumed.load_state_dict(optimizer.state_dict())
+    other.load_state_dict(json.loads(json.dumps(scheduler.state_dict())))
+    for one in (scheduler, other):
+        one.step()
+        assert one.last_factors["1.weight"] == one.last_factors["1.bias"] == pytest.approx(0.81**0.25, rel=1e-3)
