@@ -243,13 +243,14 @@ def ratio(run: Mapping[str, NDArray[Any]]) -> float:
 
 def draw(config: Config, results: TaskResults) -> Figures:
     """Draw deviations beside those of one ulp, for the PreResNet and the other norms, and the folded lr."""
-    figure, (whole, norms, rates) = panels(1, 3, width=2.6, height=2.6)
+    figure, (whole, norms, rates) = panels(1, 3, width=2.6, height=2.9)
     for (name, label), colour in zip(SCHEDULES.items(), COLOURS, strict=False):
         run = results[f"{PRERESNET}-{name}"]
         whole.plot(run["folded"], color=colour, lw=1.0, label=label)
-        whole.plot(run["rounded"].max(axis=1), color=colour, lw=0.8, ls=":")
-        rates.plot(np.where(run["folded_lr"] > 0, run["folded_lr"], np.nan), color=colour, label=label)
+        whole.plot(run["rounded"].max(axis=1), color=colour, lw=0.9, ls=":")
+        rates.plot(np.where(run["folded_lr"] > 0, run["folded_lr"], np.nan), color=colour)
     whole.plot(results[f"{PRERESNET}-{_NEARLY}"]["folded"], color=THEORY, lw=0.9, label="T-EXP, step decay")
+    whole.plot([], [], color=THEORY, lw=0.9, ls=":", label="one ulp apart, in (a) and (b)")
     others = {network: label for network, label in NETWORKS.items() if network != PRERESNET}
     for (network, label), colour in zip(others.items(), COLOURS, strict=False):
         for name in SCHEDULES:
@@ -257,11 +258,12 @@ def draw(config: Config, results: TaskResults) -> Figures:
             norms.plot(run["folded"], color=colour, lw=0.9, label=label if name == "constant" else None)
             norms.plot(run["rounded"].max(axis=1), color=colour, lw=0.8, ls=":")
     for axes in (whole, norms):
-        axes.set(yscale="log", xlabel="step", ylabel="relative deviation of the logits", ylim=(1e-17, 1e3))
+        axes.set(yscale="log", xlabel="step", ylabel="relative deviation of the logits", ylim=(1e-16, 1e1))
     rates.set(yscale="log", xlabel="step", ylabel="lr without weight decay")
-    label_panel(whole, "a", f"PreResNet-{config.depth}; dotted: one ulp apart", legend="upper left")
+    figure.legend(*whole.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    label_panel(whole, "a", f"PreResNet-{config.depth}, all folded")
     label_panel(norms, "b", "other norms, all schedules", legend="upper left")
-    label_panel(rates, "c", "the lr that replaces weight decay", legend="best")
+    label_panel(rates, "c", "lr of (a) in place of decay")
     return {"theorem-2-5-jointly": figure}
 
 
