@@ -34,6 +34,8 @@ import equilibria as eq
 from equilibria.control import SGDW, AngularSchedule, FoldedWeightDecay, RescaleOnDecay, TaperedExponential
 from equilibria.control._invariance_check import InvarianceCheck
 from equilibria.errors import EquilibriaError
+from equilibria.lab.data import Batches, load_digits
+from equilibria.lab.nets import PreActivationResNet
 from equilibria.tensors.invariance import invariant_sets
 from equilibria.theory.texp import texp
 
@@ -438,3 +440,37 @@ def test_a_resumed_rescaling_goes_on_with_what_a_joint_set_is_owed():
     for one in (scheduler, other):
         one.step()
         assert one.last_factors["1.weight"] == one.last_factors["1.bias"] == pytest.approx(0.81**0.25, rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("invariant", "low", "high"), [("alone", 0.2, 0.5), ("jointly", 0.7, 1.4)])
+def test_the_streams_of_a_preresnet_turn_at_their_new_speed_only_if_they_are_rescaled_as_sets(invariant, low, high):
+    """The angle of each stream over its equilibrium, in ten steps after lr / 10; 1 / sqrt(10) if nothing is done."""
+    digits = load_digits()
+    torch.manual_seed(2)
+    net = PreActivationResNet(8, 8, scale_invariant=True, in_channels=1)
+    some = digits.train_images[:64], digits.train_labels[:64]
+    sym = eq.symmetries(eq.objective(net, functional.cross_entropy), [some])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9, weight_decay=2e-3)
+    scheduler = RescaleOnDecay(
+        StepLR(optimizer, 300, gamma=0.1), model=net, invariant=sym if invariant == "jointly" else sym.alone
+    )
+    batches = Batches(digits.train_images, digits.train_labels, batch_size=64, label_noise=0.3, seed=2)
+    angles = torch.zeros(310, 3)
+    for step, (images, labels) in zip(range(310), batches, strict=False):
+        before = units(net, joint_names(sym))
+        optimizer.zero_grad()
+        functional.cross_entropy(net(images), labels).backward()
+        optimizer.step()
+        angles[step] = torch.stack([(a - b).norm() for a, b in zip(units(net, joint_names(sym)), before, strict=True)])
+        scheduler.step()
+    expected = [eq.theory.SGD(lr, 2e-3, momentum=0.9).equilibrium().angle for lr in (0.3, 0.03)]
+    assert angles[250:300].square().mean(0).sqrt().tolist() == pytest.approx([expected[0]] * 3, rel=0.1)
+    after = angles[300:].square().mean(0).sqrt() / expected[1]
+    assert low < float(after.min()) and float(after.max()) < high
+
+
+def units(net, sets):
+    """The vector of all tensors of each set, at length one."""
+    vectors = (torch.cat([net.get_parameter(name).detach().flatten() for name in names]).double() for names in sets)
+    return [vector / vector.norm() for vector in vectors]
