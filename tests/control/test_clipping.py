@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from equilibria.control._folded_weight_decay import ClippingCheck
+from equilibria.control._clipping_check import ClippingCheck
 from equilibria.errors import EquilibriaError
 
 

@@ -86,7 +86,7 @@ def test_they_are_what_the_rescaled_network_gathers(make, scaled, located):
     assert torch.allclose(net.norm.running_var, var, rtol=1e-10, atol=1e-12)
 
 
-def test_the_least_variance_over_eps_is_that_of_the_norms_behind_the_weight():
+def test_a_factor_is_too_small_if_the_variance_of_a_norm_behind_it_would_come_close_to_eps():
     net = nn.Sequential(nn.Linear(5, 4, bias=False), nn.BatchNorm1d(4, eps=1e-2), nn.Linear(4, 3, bias=False))
     net.append(nn.BatchNorm1d(3, eps=1e-3))
     weights = {"0.weight": net[0].weight, "2.weight": net[2].weight}
@@ -94,5 +94,20 @@ def test_the_least_variance_over_eps_is_that_of_the_norms_behind_the_weight():
     with torch.no_grad():
         net[1].running_var.copy_(torch.tensor([1.0, 2.0, 2.0, 9.0]))  # torch's median: the lower of the middle two
         net[3].running_var.copy_(torch.tensor([1.0, 4.0, 5.0]))
-    assert statistics.variance_over_eps("0.weight") == pytest.approx(200)
-    assert statistics.variance_over_eps("2.weight") == pytest.approx(4000)
+    factors = {"0.weight": 0.5, "2.weight": 0.5}  # 200 and 4000 times eps before, 50 and 1000 after
+    assert statistics.too_small(factors, limit=49.9) == []
+    assert statistics.too_small(factors, limit=50.1) == ["0.weight"]
+    assert statistics.too_small(factors, limit=1000.1) == ["0.weight", "2.weight"]
+    assert statistics.too_small({"0.weight": 2.0}, limit=1e6) == []
+
+
+def test_of_two_weights_before_one_norm_the_second_waits_where_both_factors_are_too_small():
+    torch.manual_seed(0)
+    net = TwoBehindOneAnother()
+    net.norm.eps = 1e-2
+    weights = {"first.weight": net.first.weight, "second.weight": net.second.weight}
+    statistics = RunningStatistics(net, weights, example=torch.randn(16, 5))
+    with torch.no_grad():
+        net.norm.running_var.fill_(1.0)
+    assert statistics.too_small(dict.fromkeys(weights, 0.5), limit=10.0) == ["second.weight"]  # 25, then 6.25
+    assert statistics.too_small(dict.fromkeys(weights, 0.5), limit=6.0) == []

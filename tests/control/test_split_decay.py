@@ -35,17 +35,19 @@ def test_invariant_parameters_decay_and_others_do_not():
     assert "not scale-invariant" in split.decayed["head.weight"]
 
 
-def test_with_symmetries_weights_that_are_invariant_alone_have_a_group_which_can_be_folded():
+def test_with_symmetries_weights_that_are_invariant_alone_and_jointly_have_groups_which_can_be_folded():
     torch.manual_seed(0)
     net = BasicBlockResNet(4, (1,), in_channels=3)
     sym = measured(net, 3, 8, 8)
     split = split_decay(net, weight_decay=5e-4, invariant=sym)
     called = {id(param): name for name, param in net.named_parameters()}
     groups = [{called[id(param)] for param in group["params"]} for group in split.groups]
-    assert groups == [set(sym.alone), set(split.decayed) - set(sym.alone), set(split.kept)]
-    assert [group["weight_decay"] for group in split.groups] == [5e-4, 5e-4, 0.0]
+    jointly = {name for names in sym.uniform_sets() if len(names) > 1 for name in names}
+    assert jointly == {"blocks.0.first.norm.weight", "blocks.0.first.norm.bias"}
+    assert groups == [set(sym.alone), jointly, set(split.decayed) - set(sym.alone) - jointly, set(split.kept)]
+    assert [group["weight_decay"] for group in split.groups] == [5e-4, 5e-4, 5e-4, 0.0]
     folded = FoldedWeightDecay(torch.optim.SGD(split.groups, lr=0.1), model=net, invariant=sym)
-    assert list(folded.scales) == [0]
+    assert list(folded.scales) == [0, 1]
 
 
 def test_every_parameter_is_in_one_group():

@@ -19,10 +19,12 @@ SHORTER = {
 
 def test_the_folded_run_of_the_page_is_the_same_and_rates_by_hand_are_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (printed,) = Page(PAGE).replaced(SHORTER).run(compare=False).printed
+    printed, jointly = Page(PAGE).replaced(SHORTER).run(compare=False).printed
     assert (tmp_path / "folded-weight-decay.html").stat().st_size > 1e6
     assert float(re.search(r"at most (\S+) apart", printed)[1]) < 1e-10
     assert float(re.search(r"up to (\S+) times the test loss", printed)[1]) > 1.05  # after 30 of 240 steps
+    shown = [block.body for block in Page(PAGE).blocks() if block.language == "text"]
+    assert_shown(jointly, shown[1], Tolerance(), PAGE.name)
 
 
 @pytest.mark.slow
@@ -30,8 +32,8 @@ def test_in_full_the_example_prints_what_the_page_shows(tmp_path, monkeypatch):
     """How far two runs in float64 are apart after 240 steps is rounding, which no two machines share."""
     monkeypatch.chdir(tmp_path)
     page = Page(PAGE)
-    (shown,) = (block.body for block in page.blocks() if block.language == "text")
-    (printed,) = page.run(compare=False).printed
+    shown = next(block.body for block in page.blocks() if block.language == "text")
+    printed = page.run(compare=False).printed[0]
     apart = re.compile(r"at most \S+ apart")
     assert_shown(apart.sub("", printed), apart.sub("", shown), Tolerance(rel=0.05), PAGE.name)
     assert all(float(re.search(r"at most (\S+) apart", text)[1]) < 1e-10 for text in (printed, shown))

@@ -71,6 +71,27 @@ def test_the_largest_uniform_set_may_be_scaled_and_not_extended(name):
         assert change_when_scaled(net, lambda network: network(inputs.double()), wider) > CHANGED
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_every_uniform_set_may_be_scaled_by_a_factor_of_its_own(name):
+    net, sym, inputs = net_of(name), found_in(name), batch_of(name)[0]
+    if name == "own norm with an eps in the code":
+        pytest.skip("its eps is in its code, where a copy made by hand cannot reach it")
+    raw = {plain_name(param): param for param, _ in net.named_parameters()}
+    sets = sym.uniform_sets()
+    together = [tensor for names in sets for tensor in names]
+    assert len(together) == len(set(together))
+    assert set(together) == sym.largest_uniform() - set(sym.no_effect)
+    assert {names[0] for names in sets if len(names) == 1} == set(sym.alone)
+    exponents = {raw[tensor]: place % 3 - 1 for place, names in enumerate(sets) for tensor in names}
+    assert change_when_scaled(net, lambda network: network(inputs.double()), exponents) < UNCHANGED
+
+
+def test_the_sets_of_a_scale_invariant_resnet_are_its_streams():
+    joint = [names for names in found_in("scale-invariant ResNet-20").uniform_sets() if len(names) > 1]
+    assert [names[0] for names in joint] == ["stem.weight", "blocks.3.conv2.weight", "blocks.6.conv2.weight"]
+    assert [len(names) for names in joint] == [4, 4, 4]
+
+
 def test_the_whole_of_a_scale_invariant_network_is_uniform():
     for name in ("scale-invariant ResNet-20", "scale-invariant VGG-11"):
         assert found_in(name).largest_uniform() == frozenset(found_in(name).elements)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from equilibria.control._clipping_check import ClippingCheck
 from equilibria.control._invariance_check import InvarianceCheck
 from equilibria.control._rescale_on_decay import RescaleOnDecay
 from equilibria.control._running_statistics import RunningStatistics, require_network
@@ -27,11 +27,11 @@ from equilibria.control._scheduler import (
     unshare_lr,
 )
 from equilibria.errors import EquilibriaError
-from equilibria.findings import counted
+from equilibria.findings import counted, joined
 from equilibria.optimizers.controllers import StandsFor, control_log
 from equilibria.optimizers.rules import follows
-from equilibria.tensors.invariance import Invariant, invariant_tensors
-from equilibria.tensors.layout import is_sharded
+from equilibria.tensors.invariance import InvariantSet, JointlyInvariant, invariant_sets, named_parameters
+from equilibria.tensors.parameters import plain_name
 from equilibria.theory.exponential import LARGEST
 from equilibria.theory.folding import FoldState, FoldStep, advance
 from equilibria.theory.switching import Renormalisation, to_weight_decay
@@ -73,18 +73,22 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
         scheduler: any torch scheduler of an SGD optimizer, or the optimizer itself for a constant learning rate. Call
             ``step()`` of this object in its place.
         model: the network.
-        invariant: the scale-invariant weights: names, tensors, or a result of `equilibria.symmetries`, of which
-            ``sym.alone`` is used. They need separate parameter groups, such as those of
-            ``equilibria.split_decay(model, weight_decay=..., invariant=sym)``.
+        invariant: the scale-invariant weights: names, tensors, or a result of `equilibria.symmetries`. A list of names
+            or tensors inside the list is a set that is invariant only jointly; from symmetries, ``sym.uniform_sets()``
+            are used. Invariant weights need separate parameter groups, such as those of
+            ``equilibria.split_decay(model, weight_decay=..., invariant=sym)``, and a joint set needs all its tensors in
+            one group, because its scale P is one number. Where the whole network is jointly invariant, that is the
+            group of ``torch.optim.SGD(model.parameters(), ...)``.
         example: the arguments of one call of the model (a tensor, or a tuple), to locate the BatchNorm statistics
             behind the weights; without it, the first training batch is used.
         renormalise: whether to divide powers of two out of the weights; without it, the numbers overflow eventually.
 
     Raises:
-        EquilibriaError: settings without an equivalent (Nesterov, dampening, other optimizers), or groups that mix
-            scale-invariant weights with others. Later, gradients that were visibly clipped by norm, and, in the first
-            twenty steps, a weight whose gradient shows that it is not scale-invariant (cosine with it above 0.05 and
-            three times chance).
+        EquilibriaError: settings without an equivalent (Nesterov, dampening, other optimizers), groups that mix
+            scale-invariant weights with others, or joint sets that are not in one group. Later, gradients that were
+            visibly clipped by norm, and, in the first twenty steps, a weight whose gradient shows that it is not
+            scale-invariant (cosine with it above 0.05 and three times chance), or a joint set whose radial gradients do
+            not cancel.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 2))
@@ -109,16 +113,19 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
         scheduler: LRScheduler | Optimizer,
         *,
         model: nn.Module,
-        invariant: Invariant,
+        invariant: JointlyInvariant,
         example: Any = None,
         renormalise: bool = True,
     ) -> None:
         super().__init__(scheduler)
         require_network(model)
         _refuse_rescaling(self.scheduler)
-        weights = invariant_tensors(invariant, optimizer=self.optimizer, model=model)
-        self._names = {tensor: name for name, tensor in weights.items()}
-        self._folded = _folded_groups(self.optimizer, self._names)
+        _require_sgd(self.optimizer)
+        self._names = {tensor: name for name, tensor in named_parameters(self.optimizer, model).items()}
+        sets = invariant_sets(invariant, optimizer=self.optimizer, model=model)
+        no_effect = {plain_name(name) for name in getattr(invariant, "no_effect", ())}
+        folded = _folded_groups(self.optimizer, sets, names=self._names, no_effect=no_effect)
+        self._folded = list(folded)
         if any(isinstance(controller, FoldedWeightDecay) for controller in control_log(self.optimizer).controllers):
             raise EquilibriaError(
                 "got an optimizer that is already folded; expected one that is not: pass all scale-invariant weights "
@@ -127,9 +134,16 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
             )
         for index in self._folded:
             refuse_unequal(self.optimizer.param_groups[index], index)
-        self._statistics = RunningStatistics(model, weights, example=example)
+        inside = [one for sets in folded.values() for one in sets]
+        self._weights = {name: tensor for one in inside for name, tensor in one.tensors.items()}
+        groups = self.optimizer.param_groups
+        self._trained = {i: [weight for weight in groups[i]["params"] if weight.requires_grad] for i in folded}
+        self._labels = {index: joined(self._names_of(weights), most=3) for index, weights in self._trained.items()}
+        scaled_together = {self._labels[index]: weights for index, weights in self._trained.items()}
+        self._statistics = RunningStatistics(model, scaled_together, example=example)
         self._renormalise = renormalise
-        self._clipping, self._invariance, self._weights = ClippingCheck(), InvarianceCheck(), weights
+        self._clipping = ClippingCheck()
+        self._invariance = InvarianceCheck([list(one.tensors) for one in inside if one.is_joint])
         self._last_lr: list[float | Tensor] = copies(group["lr"] for group in self.optimizer.param_groups)
         self._in_step: dict[int, _GroupStep] = {}
         self._attach()
@@ -188,7 +202,7 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
                 self._multiply(members, switch.weight)
                 for weight, buffer in self._buffers(members):
                     buffer.mul_(switch.buffer).add_(weight, alpha=switch.buffer_from_weight)
-                self._statistics.rescale(self._names_of(members), switch.weight)
+                self._statistics.rescale([self._labels[index]], switch.weight)
             for key in [key for key in group if key.startswith("fold_")]:
                 del group[key]
         self._folded = []
@@ -242,7 +256,7 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
         if found_inf is not None and float(found_inf) != 0:
             return
         for index, group_step in steps.items():
-            self._advance(self.optimizer.param_groups[index], group_step)
+            self._advance(index, group_step)
 
     def _restore_settings(self) -> dict[int, _GroupStep]:
         """Give the groups the schedule's settings again, also after a step that failed; returns that step."""
@@ -281,19 +295,20 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
         """The step of the recursion, and further entries for the group."""
         return advance(state, lr, weight_decay=weight_decay, momentum=float(group["momentum"])), {}
 
-    def _advance(self, group: dict[str, Any], group_step: _GroupStep) -> None:
+    def _advance(self, index: int, group_step: _GroupStep) -> None:
+        group = self.optimizer.param_groups[index]
         step, state, members = group_step.step, group_step.step.state, self._members(group)
         if float(group["momentum"]) == 0:
             for _, buffer in self._buffers(members):
                 buffer.mul_(step.alpha)  # a parked buffer stays that of the run with weight decay
-        self._statistics.rescale(self._names_of(members), step.running_mean)
+        self._statistics.rescale([self._labels[index]], step.running_mean)
         shift = math.floor(state.log_scale / math.log(2)) - state.exponent
         if self._renormalise and shift >= 1:
             change = Renormalisation(shift)
             self._multiply(members, change.weight)
             for _, buffer in self._buffers(members):
                 buffer.mul_(change.buffer)
-            self._statistics.rescale(self._names_of(members), change.weight)
+            self._statistics.rescale([self._labels[index]], change.weight)
             state = state.renormalised(shift)
         group[_LOG_SCALE], group[_Q], group[_EXPONENT] = state.log_scale, state.q, state.exponent
         group.update(group_step.extra)
@@ -325,6 +340,8 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
         moving = [position for position, weight in enumerate(group["params"]) if weight.grad is not None]
         if not moving:
             return False
+        if _MEMBERS not in group:
+            self._require_all(index, [group["params"][position] for position in moving])
         members = group.setdefault(_MEMBERS, moving)
         if moving != members:
             changed = [group["params"][position] for position in sorted(set(moving) ^ set(members))]
@@ -336,10 +353,22 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
             )
         return True
 
+    def _require_all(self, index: int, moving: list[Tensor]) -> None:
+        """Raise if the first step does not move the weights of a group that were trainable when it was folded."""
+        expected, present = self._names_of(self._trained[index]), self._names_of(moving)
+        differing = [name for name in (*expected, *present) if (name in expected) is not (name in present)]
+        if differing:
+            raise EquilibriaError(
+                f"got gradients for {len(present)} weights of parameter group {index}, where {len(expected)} were "
+                f"trainable when it was folded; expected the same ones, but {joined(differing, most=3)} made the "
+                "difference: a weight without gradient does not decay, so it departs from the scale that its group "
+                "shares. Freeze weights (requires_grad_(False)) before folding, or give them a separate group"
+            )
+
     def _members(self, group: Mapping[str, Any]) -> list[Tensor]:
         return [group["params"][position] for position in group.get(_MEMBERS, [])]
 
-    def _names_of(self, members: list[Tensor]) -> list[str]:
+    def _names_of(self, members: Iterable[Tensor]) -> list[str]:
         return [self._names[weight] for weight in members]
 
     def _buffers(self, members: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -351,28 +380,68 @@ def _state(group: Mapping[str, Any]) -> FoldState:
     return FoldState(group.get(_LOG_SCALE, 0.0), group.get(_Q, 0.0), group.get(_EXPONENT, 0))
 
 
-def _folded_groups(optimizer: Optimizer, weights: Mapping[Tensor, str]) -> list[int]:
-    """Indices of the groups that consist of scale-invariant weights; raises for groups that mix them with others."""
+def _require_sgd(optimizer: Optimizer) -> None:
     if not follows(optimizer, torch.optim.SGD):
         raise EquilibriaError(
             f"got {type(optimizer).__name__}; expected torch.optim.SGD: the equivalence needs an update linear in the "
             "gradient and coupled weight decay, which adaptive, sign-based and decoupled rules do not have",
             argument="scheduler",
         )
-    folded = []
+
+
+def _folded_groups(
+    optimizer: Optimizer, sets: Sequence[InvariantSet], *, names: Mapping[Tensor, str], no_effect: Collection[str]
+) -> dict[int, list[InvariantSet]]:
+    """By index, the groups whose trained parameters are whole invariant sets, or without effect; and these sets.
+
+    Raises for other groups that have a weight of a requested set, and if there is no group to fold.
+    """
+    folded: dict[int, list[InvariantSet]] = {}
+    refusals: list[tuple[bool, EquilibriaError]] = []
     for index, group in enumerate(optimizer.param_groups):
-        inside = sum(weight in weights for weight in group["params"])
-        if inside not in (0, len(group["params"])):
-            raise EquilibriaError(
-                f"got parameter group {index} with {inside} scale-invariant weights among "
-                f"{len(group['params'])} parameters; expected groups of one kind, because they need different "
-                'learning rates: torch.optim.SGD([{"params": invariant}, {"params": others}], ...), or the groups of '
-                "eq.split_decay(model, weight_decay=..., invariant=sym)",
-                argument="scheduler",
-            )
-        if inside:
-            folded.append(index)
+        present = {names[weight] for weight in group["params"]}
+        trained = [names[weight] for weight in group["params"] if weight.requires_grad]
+        inside = [one for one in sets if present & one.tensors.keys()]
+        whole = [one for one in inside if _is_whole(one, present, trained)]
+        covered = {name for one in whole for name in one.tensors} | set(no_effect)
+        strangers = [name for name in trained if name not in covered]
+        if whole and not strangers:
+            folded[index] = whole
+        elif inside:
+            refusals.append((any(one.is_requested for one in inside), _mixed(index, inside, trained, strangers)))
+    for is_requested, refusal in refusals:
+        if is_requested or not folded:
+            raise refusal
     return folded
+
+
+def _is_whole(one: InvariantSet, present: Collection[str], trained: Collection[str]) -> bool:
+    """Whether one group has all tensors of a set, and trains all or none of them."""
+    if one.missing or not all(name in present for name in one.tensors):
+        return False
+    return not one.is_joint or len({name in trained for name in one.tensors}) == 1
+
+
+def _mixed(
+    index: int, inside: Sequence[InvariantSet], trained: Sequence[str], strangers: Sequence[str]
+) -> EquilibriaError:
+    """The error for a group with parameters that cannot be folded with the others."""
+    partners = {name: [*one.tensors, *one.missing] for one in inside for name in one.tensors}
+    others = [name for name in strangers if name not in partners]
+    reasons = [f"{joined(others, most=3)} {'is' if len(others) == 1 else 'are'} not scale-invariant"] * bool(others)
+    for name in [name for name in strangers if name in partners][:1]:
+        lacking = [partner for partner in partners[name] if partner not in trained]
+        reasons.append(
+            f"{name} is scale-invariant only jointly with {joined(lacking, most=3)}, which this group does not train"
+        )
+    return EquilibriaError(
+        f"got parameter group {index} with {len(set(partners) & set(trained))} scale-invariant weights among "
+        f"{len(trained)} parameters; expected groups of one kind, because they need different learning rates, with all "
+        f"tensors of a jointly invariant set in one group, because they share one scale: {', and '.join(reasons)}. Use "
+        'torch.optim.SGD([{"params": invariant}, {"params": others}], ...), or the groups of '
+        "eq.split_decay(model, weight_decay=..., invariant=sym)",
+        argument="scheduler",
+    )
 
 
 def _refuse_rescaling(scheduler: LRScheduler) -> None:
@@ -401,79 +470,3 @@ def refuse_unequal(group: Mapping[str, Any], index: int) -> None:
             "holds for gradient and decay that enter the momentum buffer with weight 1",
             argument="scheduler",
         )
-
-
-# ---- gradients clipped by norm, which a folded run cannot follow
-
-_SUCCESSIVE = 3  # steps read in a row
-_EVERY = 200  # steps from one such reading to the next: reading all gradients takes time
-_KEPT = 9  # norms compared: three readings
-_SAME = 5e-6  # clip_grad_norm_ divides by norm + 1e-6, and the sum of float32 squares rounds
-_MOVED = 200 * _SAME  # a larger change of a tensor's share shows that gradients are not merely repeated
-
-
-class ClippingCheck:
-    """Reads the norms of all gradients in three steps out of 200 and raises if they were clipped by norm.
-
-    Clipped gradients have the same total norm whatever their directions. If three of the last nine norms agree to six
-    digits while the tensors' shares in them do not, chance is excluded: 84 triples times (1e-5)^2. Where the shares
-    agree too (a single tensor, or the same batch again at a tiny learning rate), three successive norms must agree and
-    be a number that people type: two digits. Clipping by value, by layer, or above the norms seen goes unnoticed.
-    """
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._recent: list[list[float]] = []
-
-    def check(self, optimizer: Optimizer) -> None:
-        """Check before a step, if it is one of the three.
-
-        Raises:
-            EquilibriaError: if the gradients were clipped by norm.
-        """
-        place = self._count % _EVERY
-        self._count += 1
-        if place >= _SUCCESSIVE:
-            return
-        self._recent = [*self._recent, _norms(optimizer)][-_KEPT:]
-        norm = math.hypot(*self._recent[-1])
-        equal = [norms for norms in self._recent if _same(math.hypot(*norms), norm)]
-        last = self._recent[-_SUCCESSIVE:]
-        typed = place == _SUCCESSIVE - 1 and all(_is_typed(math.hypot(*norms), norm) for norms in last)
-        if typed or (len(equal) >= _SUCCESSIVE and _pairwise_apart(equal)):
-            raise EquilibriaError(
-                f"got gradients with the same norm {norm:.5g} in {_SUCCESSIVE} steps of {len(self._recent)}; expected "
-                "gradients that were not clipped: clipping by norm depends on the scale of the weights, so that a "
-                "folded run is not equal to the run with weight decay. Train without clip_grad_norm_, or with weight "
-                "decay (unfold())"
-            )
-
-
-def _norms(optimizer: Optimizer) -> list[float]:
-    """One norm per gradient; NaN if gradients cannot be read."""
-    gradients = [
-        weight.grad for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None
-    ]
-    if not gradients or any(is_sharded(gradient) or gradient.layout != torch.strided for gradient in gradients):
-        return [math.nan]
-    # In 16 bits, norms would agree by chance.
-    dtype = torch.float64 if any(gradient.dtype == torch.float64 for gradient in gradients) else torch.float32
-    return [float(norm) for norm in torch._foreach_norm(gradients, 2, dtype=dtype)]
-
-
-def _same(norm: float, other: float) -> bool:
-    return math.isfinite(norm) and norm > 0 and abs(norm - other) <= _SAME * other
-
-
-def _pairwise_apart(norms: list[list[float]]) -> bool:
-    """Whether no two of these gradients have the same norms, tensor by tensor."""
-    return all(_apart(a, b) for a, b in itertools.combinations(norms, 2))
-
-
-def _apart(a: list[float], b: list[float]) -> bool:
-    return len(a) != len(b) or max(abs(x - y) for x, y in zip(a, b, strict=True)) > _MOVED * math.hypot(*a)
-
-
-def _is_typed(norm: float, other: float) -> bool:
-    """Whether a norm is a number of two digits, the same as the other norm rounded to two digits."""
-    return _same(norm, float(f"{other:.1e}"))

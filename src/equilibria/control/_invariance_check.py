@@ -8,13 +8,14 @@ training run. They do not catch every mistake: `equilibria.symmetries` does, in 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from equilibria.control._units import unit_products
 from equilibria.errors import EquilibriaError
+from equilibria.findings import joined
 from equilibria.tensors.invariance import HOW_TO
 from equilibria.tensors.layout import is_sharded, matrix
 
@@ -24,6 +25,7 @@ _SHARE_OF_CHANCE = 0.5  # rows that are not invariant one by one often have a co
 _STEPS = 20  # steps checked: the gradient of a fresh last layer may be orthogonal to it at first
 _CANCELS = 0.1  # sum of the rows' radial parts over that of independent ones: zero if rows are invariant only together
 _SUCCESSIVE = 5  # steps with such a sum; noise added to gradients does this with probability 0.08^5
+_REMAINS = 0.1  # sum of the radial parts of a joint set over the largest of them: zero if the set is invariant
 
 
 class InvarianceCheck:
@@ -34,10 +36,18 @@ class InvarianceCheck:
 
     Rows that are invariant only together (GroupNorm, LayerNorm) have cosines of chance or less, but these cancel in the
     sum over the tensor, as noise does not: five such steps in succession raise, too.
+
+    A tensor that is invariant jointly with others may have any cosine. Raises if the radial parts of its set leave more
+    than a tenth of the largest of them, and three times as much as chance.
+
+    Args:
+        jointly: sets of names that are invariant only together.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, jointly: Sequence[Collection[str]] = ()) -> None:
         self._steps_left = _STEPS
+        self._jointly = [list(names) for names in jointly]
+        self._in_joint_set = {name for names in jointly for name in names}
         self._cancelled: dict[str, int] = {}
 
     def check(self, weights: Mapping[str, Tensor], axes: Mapping[Tensor, int | None] | None = None) -> None:
@@ -48,12 +58,15 @@ class InvarianceCheck:
         """
         if self._steps_left > 0:
             for name, weight in weights.items():
-                self._check_one(name, weight, None if axes is None else axes[weight])
+                if name not in self._in_joint_set:
+                    self._check_one(name, weight, None if axes is None else axes[weight])
+            for names in self._jointly:
+                _check_set({name: weights[name] for name in names})
             self._steps_left -= 1
 
     def _check_one(self, name: str, weight: Tensor, axis: int | None) -> None:
         gradient = weight.grad
-        if gradient is None or gradient.layout != torch.strided or is_sharded(weight) or is_sharded(gradient):
+        if gradient is None or not _is_readable(weight):
             return
         products = _row_products(weight, gradient, axis)
         cosine, low_limit = _cosine(*products), largest_cosine(weight, axis)
@@ -62,6 +75,35 @@ class InvarianceCheck:
         high_limit = max(LARGEST_COSINE, _BEYOND_CHANCE * _chance(weight, axis))
         is_certain = self._cancelled[name] >= _SUCCESSIVE
         require_orthogonal(name, cosine, limit=low_limit if is_certain else high_limit, axis=axis)
+
+
+def _check_set(weights: Mapping[str, Tensor]) -> None:
+    """Raise EquilibriaError if the radial parts of the gradients of a jointly invariant set do not cancel."""
+    if not all(_is_readable(weight) for weight in weights.values()):
+        return
+    products = [_row_products(weight, weight.grad, None) for weight in weights.values()]  # type: ignore[arg-type]
+    radial = torch.tensor([float(wg) for _, wg, _ in products], dtype=torch.float64)
+    size = torch.tensor([math.sqrt(float(ww * gg)) for ww, _, gg in products], dtype=torch.float64)
+    chance = torch.tensor([_chance(weight, None) for weight in weights.values()], dtype=torch.float64)
+    cosines = radial.abs() / size.clamp_min(1e-300)
+    left, largest = float(radial.sum().abs()), float(radial.abs().max())
+    is_radial = bool((cosines > (_BEYOND_CHANCE * chance).clamp_min(LARGEST_COSINE)).any())
+    if is_radial and left > max(_REMAINS * largest, _BEYOND_CHANCE * float((size * chance).norm())):
+        names, worst = list(weights), int(cosines.argmax())
+        raise EquilibriaError(
+            f"got {joined(names, most=3)} as a jointly scale-invariant set, but the radial parts of its gradients do "
+            f"not cancel: their sum is {left / largest:.2g} of the largest (cosine {float(cosines[worst]):.2g} for "
+            f"{names[worst]}); expected 0: is the model in training mode, and is the set complete? {HOW_TO}",
+            argument="invariant",
+        )
+
+
+def _is_readable(weight: Tensor) -> bool:
+    """Whether weight and gradient are whole, strided tensors."""
+    gradient = weight.grad
+    if gradient is None or gradient.layout != torch.strided:
+        return False
+    return not is_sharded(weight) and not is_sharded(gradient)
 
 
 def radial_cosine(weight: Tensor, gradient: Tensor, *, axis: int | None = None) -> float:

@@ -24,12 +24,12 @@ from equilibria.control._scheduler import (
     rule_settings,
 )
 from equilibria.errors import EquilibriaError, warn_caller, warn_in_training
-from equilibria.findings import counted
+from equilibria.findings import counted, joined
 from equilibria.optimizers.controllers import control_log
 from equilibria.optimizers.rules import rule_of_group
-from equilibria.tensors.invariance import Invariant, invariant_tensors
+from equilibria.tensors.invariance import InvariantSet, JointlyInvariant, invariant_sets
 from equilibria.tensors.layout import is_sharded
-from equilibria.theory.rules import AdamL2, AdamW, Lion, Muon, Rule
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.states import RescaleFactors, rescale_factors
 
 _FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
@@ -67,19 +67,26 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
     begins when lr has arrived there, or falls. The equilibrium norm of a small first lr would be so small that the eps
     of normalisations would matter. Every later rise is followed like a fall.
 
+    A set that is invariant only jointly is, for SGD and SGDW, one weight: the vector of all its tensors has the
+    equilibrium norm of the law, if they have one lr and weight decay, and r is the same. The norms of its tensors, for
+    which there is no such law, keep their ratios. Other optimizers divide each gradient by a scale of its own, so that
+    the radial parts within a set no longer cancel: there such a set has no equilibrium of this kind.
+
     Args:
         scheduler: any torch scheduler, of which ``step()`` of this object takes the place, after the optimizer's; or an
             optimizer whose settings the training loop changes itself, and then ``step()`` need not be called.
         model: the network.
-        invariant: the scale-invariant weights: names, tensors, or a result of `equilibria.symmetries`, of which
-            ``sym.alone`` is used.
+        invariant: the scale-invariant weights: names, tensors, or a result of `equilibria.symmetries`. A list of names
+            or tensors inside the list is a set that is invariant only jointly, and is rescaled by one factor; from
+            symmetries, these are the sets of ``sym.uniform_sets()`` that have such a factor.
         example: the arguments of one call of the model (a tensor, or a tuple), to locate the BatchNorm statistics
             behind the weights; without it, the first training batch is used.
 
     Raises:
-        EquilibriaError: an optimizer without a law, weights without weight decay, optimizer state of unknown meaning.
-            In the first twenty steps, a weight whose gradient shows that it is not scale-invariant (cosine with it
-            above 0.05 and three times chance; not checked with closures).
+        EquilibriaError: an optimizer without a law, weights without weight decay, optimizer state of unknown meaning, a
+            joint set that the caller named without one factor (not in one parameter group; not SGD or SGDW). In the
+            first twenty steps, a weight whose gradient shows that it is not scale-invariant (cosine with it above 0.05
+            and three times chance), or a joint set whose radial gradients do not cancel; not checked with closures.
 
     Warns:
         RescaleWarning: once for a weight that keeps its norm because the eps of its BatchNorm would matter, and once
@@ -101,24 +108,28 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
     follows_settings = True
 
     def __init__(
-        self, scheduler: LRScheduler | Optimizer, *, model: nn.Module, invariant: Invariant, example: Any = None
+        self, scheduler: LRScheduler | Optimizer, *, model: nn.Module, invariant: JointlyInvariant, example: Any = None
     ) -> None:
         super().__init__(scheduler)
         require_network(model)
-        self._weights = invariant_tensors(invariant, optimizer=self.optimizer, model=model)
         groups = {id(p): i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
-        self._group_of = {name: groups[id(weight)] for name, weight in self._weights.items()}
+        sets = self._with_one_factor(invariant_sets(invariant, optimizer=self.optimizer, model=model), groups)
+        # By the label of a set, which is the name of a weight that is invariant alone.
+        self._tensors = {one.label: tuple(one.tensors.values()) for one in sets}
+        self._group_of = {label: groups[id(tensors[0])] for label, tensors in self._tensors.items()}
+        self._weights = {name: weight for one in sets for name, weight in one.tensors.items()}
+        self._names = {one.label: tuple(one.tensors) for one in sets}
         for index in set(self._group_of.values()):
             self._check(index)
         # By group: the rule in whose equilibrium the weights are taken to be, and the one that a warm-up has reached.
         self._equilibria = {index: self._first_equilibrium(index) for index in set(self._group_of.values())}
         self._warming_up = {i: rule for i, rule in self._rules().items() if rule.lr < self._equilibria[i].lr}
-        self._statistics = RunningStatistics(model, self._weights, example=example)
+        self._statistics = RunningStatistics(model, self._tensors, example=example)
         self.last_factors: dict[str, float] = {}
         self._owed: dict[str, float] = {}
         self._has_warned, self._has_warned_norms, self._rescalings = False, False, 0
         self._has_stepped = False
-        self._invariance = InvarianceCheck()
+        self._invariance = InvarianceCheck([names for names in self._names.values() if len(names) > 1])
         self._attach()
 
     @property
@@ -178,8 +189,9 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         if self._has_stepped:
             return
         self._has_stepped = True
-        fresh = [name for name, weight in self._weights.items() if not self.optimizer.state.get(weight)]
-        groups = {self._group_of[name] for name in fresh}
+        state = self.optimizer.state
+        fresh = [label for label, tensors in self._tensors.items() if not any(state.get(weight) for weight in tensors)]
+        groups = {self._group_of[label] for label in fresh}
         for index, rule in self._rules().items():
             if index in groups and rule.lr < self._equilibria[index].lr:
                 self._warming_up.setdefault(index, rule)
@@ -195,7 +207,7 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
     def _first_equilibrium(self, index: int) -> Rule:
         """The rule in whose equilibrium the weights of a group are when this object is made."""
         group, log = self.optimizer.param_groups[index], control_log(self.optimizer)
-        weights = [self._weights[name] for name, of in self._group_of.items() if of == index]
+        weights = [weight for label, of in self._group_of.items() if of == index for weight in self._tensors[label]]
         started = [log.equilibrium_lr[id(weight)] for weight in weights if id(weight) in log.equilibrium_lr]
         if self.scheduler.last_epoch > 0 or any(self.optimizer.state.get(weight) for weight in weights):
             return self._rule(index, group)
@@ -243,6 +255,35 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
             raise EquilibriaError(f"got parameter group {index}: {law.reason}; expected a rule with an equilibrium")
         return law.rule
 
+    def _with_one_factor(self, sets: list[InvariantSet], groups: Mapping[int, int]) -> list[InvariantSet]:
+        """The sets that have one factor: weights that are invariant alone, and joint sets of one group with one law.
+
+        Raises EquilibriaError for a joint set without it that the caller named, and if no set is left.
+        """
+        reasons = {one.label: self._lacks_one_factor(one, groups) for one in sets if one.is_joint}
+        usable = [one for one in sets if reasons.get(one.label) is None]
+        for one in sets:
+            reason = reasons.get(one.label)
+            if reason is not None and (one.is_requested or not usable):
+                raise EquilibriaError(
+                    f"got {one.label}, scale-invariant only jointly, {reason}; expected all of the set in one "
+                    "parameter group of SGD or SGDW, with weight decay: one factor rescales all of it",
+                    argument="invariant",
+                )
+        return usable
+
+    def _lacks_one_factor(self, one: InvariantSet, groups: Mapping[int, int]) -> str | None:
+        """Why a joint set has no common factor; None if it has."""
+        if one.missing:
+            return f"together with {joined(one.missing, most=3)}, which the optimizer does not train"
+        indices = sorted({groups[id(weight)] for weight in one.tensors.values()})
+        if len(indices) > 1:
+            return f"in parameter groups {', '.join(map(str, indices))}"
+        group = self.optimizer.param_groups[indices[0]]
+        if not isinstance(rule_of_group(self.optimizer, group).rule, SGD | SGDW):
+            return f"with {type(self.optimizer).__name__}"
+        return "with weight_decay=0" if float(group["weight_decay"]) == 0 else None
+
     def _check(self, index: int) -> None:
         group = self.optimizer.param_groups[index]
         self._rules()
@@ -254,26 +295,27 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
             )
 
     def _factors(self, equilibria: Mapping[int, Rule], rules: Mapping[int, Rule]) -> dict[str, RescaleFactors]:
-        """The factors of each weight and its state from one equilibrium to the other."""
+        """The factors of each set and its state from one equilibrium to the other."""
         factors: dict[str, RescaleFactors] = {}
         for index, new in rules.items():
             old = equilibria.get(index)
             if old is None or old.decay_per_step == 0 or old == new:
                 continue
-            inside = [name for name, group in self._group_of.items() if group == index and self._moves(name)]
+            inside = [label for label, group in self._group_of.items() if group == index and self._moves(label)]
             if isinstance(old, AdamL2):
                 factors |= {name: rescale_factors(old, new, **self._scale(name, old)) for name in inside}
             else:
                 factors |= dict.fromkeys(inside, rescale_factors(old, new))
-            for name in inside:
-                self._refuse_unknown_state(name)
+            for label in inside:
+                for name in self._names[label]:
+                    self._refuse_unknown_state(name)
         if factors:
             self._statistics.require()
         return factors
 
-    def _moves(self, name: str) -> bool:
-        """Whether a weight is trained: frozen weights have no equilibrium and stay as they are."""
-        return self._weights[name].requires_grad
+    def _moves(self, label: str) -> bool:
+        """Whether all of a set is trained: frozen weights have no equilibrium and stay as they are."""
+        return all(weight.requires_grad for weight in self._tensors[label])
 
     def _scale(self, name: str, rule: AdamL2) -> dict[str, float]:
         """L and the number of entries, from the optimizer's state; only Adam with L2 depends on them."""
@@ -298,19 +340,22 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
 
     @torch.no_grad()
     def _rescale(self, factors: Mapping[str, float]) -> None:
-        for name, factor in factors.items():
-            weight = self._weights[name]
-            weight.mul_(factor)
-            control_log(self.optimizer).note_rescaling(weight, factor)
-            if weight.grad is not None:
-                weight.grad.mul_(1 / factor)
-            for key, value in self.optimizer.state.get(weight, {}).items():
-                if key in _FIRST_MOMENTS and value is not None:
-                    value.mul_(1 / factor)
-                elif key in _SECOND_MOMENTS:
-                    value.mul_(1 / factor**2)
-            self._statistics.rescale([name], factor)
-        self.last_factors = dict(factors)
+        for label, factor in factors.items():
+            for weight in self._tensors[label]:
+                self._rescale_one(weight, factor)
+            self._statistics.rescale([label], factor)
+        self.last_factors = {name: factor for label, factor in factors.items() for name in self._names[label]}
+
+    def _rescale_one(self, weight: Tensor, factor: float) -> None:
+        weight.mul_(factor)
+        control_log(self.optimizer).note_rescaling(weight, factor)
+        if weight.grad is not None:
+            weight.grad.mul_(1 / factor)
+        for key, value in self.optimizer.state.get(weight, {}).items():
+            if key in _FIRST_MOMENTS and value is not None:
+                value.mul_(1 / factor)
+            elif key in _SECOND_MOMENTS:
+                value.mul_(1 / factor**2)
 
     def _waiting(self, totals: Mapping[str, float]) -> dict[str, float]:
         """The factors that are postponed, and applied together with later ones.
@@ -318,15 +363,14 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         A factor that 16-bit weights would round away waits until it is large enough. A factor that would bring the
         variance before a BatchNorm down to its eps waits until lr rises again.
         """
-        too_small = {name: total for name, total in totals.items() if self._reaches_eps(name, total)}
+        refused = self._statistics.too_small(totals, limit=_SMALLEST_VARIANCE_OVER_EPS) if totals else []
+        too_small = {label: totals[label] for label in refused}
         self._warn_of(too_small)
-        return too_small | {name: total for name, total in totals.items() if self._is_rounded_away(name, total)}
+        return too_small | {label: total for label, total in totals.items() if self._is_rounded_away(label, total)}
 
-    def _reaches_eps(self, name: str, total: float) -> bool:
-        return total < 1 and self._statistics.variance_over_eps(name) * total**2 < _SMALLEST_VARIANCE_OVER_EPS
-
-    def _is_rounded_away(self, name: str, total: float) -> bool:
-        return torch.finfo(self._weights[name].dtype).eps > _COARSE and abs(math.log(total)) < _SMALLEST_LOG_FACTOR
+    def _is_rounded_away(self, label: str, total: float) -> bool:
+        is_coarse = any(torch.finfo(weight.dtype).eps > _COARSE for weight in self._tensors[label])
+        return is_coarse and abs(math.log(total)) < _SMALLEST_LOG_FACTOR
 
     def _warn_of(self, too_small: Mapping[str, float]) -> None:
         """Warn once that weights keep their norms."""
@@ -335,9 +379,9 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         self._has_warned = True
         name, total = next(iter(too_small.items()))
         warn_caller(
-            f"{name} was not rescaled by {total:.3g}: the variance before its BatchNorm would fall below "
-            f"{_SMALLEST_VARIANCE_OVER_EPS:g} times its eps, and the network would change. The weight keeps its norm "
-            "until lr rises again, and turns more slowly than the equilibrium of lr and weight decay",
+            f"{name} was not rescaled by {total:.3g}: the variance before a BatchNorm behind it would fall below "
+            f"{_SMALLEST_VARIANCE_OVER_EPS:g} times its eps, and the network would change. It keeps its norm until lr "
+            "rises again, and turns more slowly than the equilibrium of lr and weight decay",
             RescaleWarning,
         )
 
@@ -371,6 +415,8 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
 
     def _norm_over_equilibrium(self, name: str, rule: Rule) -> float:
         """||w|| over its equilibrium, with the factor it is owed; NaN if the equilibrium depends on the gradient."""
+        if isinstance(rule, SGD | SGDW):
+            return math.nan
         weight = self._weights[name]
         if isinstance(rule, AdamW | Lion):
             norm: Any = rule.equilibrium(dim=float(weight.numel())).norm
@@ -389,7 +435,7 @@ class _Change:
     Attributes:
         equilibria: by group, the rule in whose equilibrium the weights are afterwards.
         warming_up: by group, the rule with the highest lr so far of a warm-up that has not arrived.
-        totals: by weight, the factor that is due, with what was postponed before.
+        totals: by set, the factor that is due, with what was postponed before.
         waiting: those of them that are postponed.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,14 +47,16 @@ class RunningStatistics:
 
     Args:
         model: the network.
-        weights: the weights to be rescaled, by name.
+        weights: the weights to be rescaled, by name, or sets of weights that are rescaled by one factor, by label.
         example: the arguments of one call of the model, a tensor or a tuple; None to use the model's first call in
             training mode.
     """
 
     _is_searching = False  # shared by all instances: several may wait for the first call of one model
 
-    def __init__(self, model: nn.Module, weights: Mapping[str, Tensor], *, example: Any = None) -> None:
+    def __init__(
+        self, model: nn.Module, weights: Mapping[str, Tensor | Sequence[Tensor]], *, example: Any = None
+    ) -> None:
         self._model, self._weights = unwrap_model(model), dict(weights)
         self._behind: list[Behind] | None = None
         self._rescalings: dict[frozenset[str], _Rescaling] = {}
@@ -83,7 +85,7 @@ class RunningStatistics:
 
     @torch.no_grad()
     def rescale(self, names: Iterable[str], factor: float) -> None:
-        """Change the statistics as multiplying the named weights by ``factor`` would."""
+        """Change the statistics as multiplying the named weights or sets by ``factor`` would."""
         self.require()
         rescaling = self._rescaling(frozenset(names))
         if rescaling.in_proportion:  # buffers are looked up each time: moving a model to another device replaces them
@@ -92,11 +94,22 @@ class RunningStatistics:
         for module, degree, bias in rescaling.by_channel:
             _rescale_channels(_mean(module), _var(module), factor**degree, bias=bias)
 
-    def variance_over_eps(self, name: str) -> float:
-        """The smallest median running variance of the norms behind a weight, over their eps; infinite without any."""
-        behind = [norm.module for norm in self._behind or [] if name in norm.degrees]
-        ratios = (float(_var(module).median()) / max(float(module.eps), 1e-300) for module in behind)  # type: ignore[arg-type]
-        return min(ratios, default=math.inf)
+    def too_small(self, factors: Mapping[str, float], *, limit: float) -> list[str]:
+        """The weights or sets whose factor would bring the variance in front of a norm below ``limit`` times its eps.
+
+        The variance is the median over the channels. Factors count in their order, and those that are too small do not:
+        several weights may be in front of one norm.
+        """
+        left = {norm.name: _variance_over_eps(norm.module) for norm in self._behind or []}
+        refused = []
+        for name, factor in factors.items():
+            behind = [norm for norm in self._behind or [] if name in norm.degrees]
+            after = {norm.name: left[norm.name] * factor ** (2 * int(norm.degrees[name].max())) for norm in behind}
+            if factor < 1 and min(after.values(), default=math.inf) < limit:
+                refused.append(name)
+            else:
+                left |= after
+        return refused
 
     def _rescaling(self, names: frozenset[str]) -> _Rescaling:
         if names not in self._rescalings:
@@ -126,6 +139,10 @@ def require_network(model: object) -> None:
 
 def _mean(module: nn.Module) -> Tensor:
     return module.running_mean  # type: ignore[return-value]
+
+
+def _variance_over_eps(module: nn.Module) -> float:
+    return float(_var(module).median()) / max(float(module.eps), 1e-300)  # type: ignore[arg-type]
 
 
 def _var(module: nn.Module) -> Tensor:

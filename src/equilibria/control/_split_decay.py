@@ -23,7 +23,8 @@ class DecaySplit:
 
     Attributes:
         groups: for the optimizer: the parameters that decay, then those that do not. With ``invariant``, the weights
-            that are scale-invariant alone come first, in a separate group, which `FoldedWeightDecay` needs.
+            that are scale-invariant alone come first, then those that are so jointly, each in a separate group, which
+            `FoldedWeightDecay` needs.
         decayed: name -> reason.
         kept: name -> reason, of the parameters that do not decay.
     """
@@ -49,8 +50,9 @@ def split_decay(model: nn.Module, *, weight_decay: float, invariant: Invariant |
         model: the network.
         weight_decay: of the groups that decay.
         invariant: the scale-invariant weights: a result of `equilibria.symmetries`, or names, or tensors. Weights that
-            are invariant alone (``sym.alone``) get a separate group. Without it, and for parameters that names or
-            tensors leave out, the role of a parameter decides, and the reasons say so.
+            are invariant alone (``sym.alone``) get a separate group, and so do all that are invariant jointly
+            (``sym.uniform_sets()``). Without it, and for parameters that names or tensors leave out, the role of a
+            parameter decides, and the reasons say so.
 
     Returns:
         The split; ``groups`` goes into an optimizer, ``print`` shows the reasons.
@@ -77,20 +79,25 @@ def split_decay(model: nn.Module, *, weight_decay: float, invariant: Invariant |
         )
     roles = roles_of(inner)
     alone: Collection[str] = ()
+    jointly: Collection[str] = ()
     if isinstance(invariant, Symmetries):
         _require_same_model(invariant, named)
         alone = invariant.alone
+        jointly = [name for name in named if name not in alone and is_scale_invariant(name, invariant)]
         reasons = {name: decay_reason(name, param, roles[name], invariant) for name, param in named.items()}
     else:
         alone = _names_of_invariant(invariant, inner, named)
         reasons = {name: _reason(param, roles[name], is_invariant=name in alone) for name, param in named.items()}
     decayed = {name: reason for name, (decays, reason) in reasons.items() if decays}
     kept = {name: reason for name, (decays, reason) in reasons.items() if not decays}
-    first = [name for name in decayed if name in alone]
-    others = [name for name in decayed if name not in alone]
+    kinds = [
+        [name for name in decayed if name in alone],
+        [name for name in decayed if name in jointly],
+        [name for name in decayed if name not in alone and name not in jointly],
+    ]
     groups = [
         {"params": [named[name] for name in names], "weight_decay": value}
-        for names, value in ((first, weight_decay), (others, weight_decay), (list(kept), 0.0))
+        for names, value in (*((kind, weight_decay) for kind in kinds), (list(kept), 0.0))
         if names
     ]
     return DecaySplit(groups, decayed, kept)

@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer
 
 from equilibria.control._folded_weight_decay import FoldedWeightDecay
 from equilibria.optimizers.controllers import StandsFor
-from equilibria.tensors.invariance import Invariant
+from equilibria.tensors.invariance import JointlyInvariant
 from equilibria.theory.folding import FoldState, FoldStep
 from equilibria.theory.texp import Taper, taper, unfold_step
 
@@ -42,7 +42,7 @@ class TaperedExponential(FoldedWeightDecay):
         scheduler: LRScheduler | Optimizer,
         *,
         model: nn.Module,
-        invariant: Invariant,
+        invariant: JointlyInvariant,
         instant_drop: bool = True,
         example: Any = None,
         renormalise: bool = True,

@@ -119,6 +119,22 @@ class Symmetries:
         chosen = largest_uniform_set(self._constraints, np.array([self.elements[name] for name in self._involved]))
         return free | {name for name, is_chosen in zip(self._involved, chosen, strict=True) if is_chosen}
 
+    def uniform_sets(self) -> tuple[tuple[str, ...], ...]:
+        """The parts of `largest_uniform` that may each be scaled by a factor of its own.
+
+        Every tensor of ``alone`` is one. The others are sets that no symmetry links to each other, such as scale and
+        shift of one BatchNorm. ``no_effect`` is left out.
+        """
+        uniform = self.largest_uniform()
+        parts: list[set[str]] = [{name} for name in self.elements if name in uniform and name not in self.no_effect]
+        for row in self._constraints:
+            linked = {name for name, entry in zip(self._involved, row, strict=True) if entry and name in uniform}
+            touched = [part for part in parts if part & linked]
+            if len(touched) > 1:
+                parts = [part for part in parts if part not in touched] + [set().union(*touched)]
+        order = {name: place for place, name in enumerate(self.elements)}
+        return tuple(sorted((tuple(sorted(part, key=order.__getitem__)) for part in parts), key=lambda p: order[p[0]]))
+
     def against(self, name: str) -> dict[str, int] | None:
         """A vector of ``basis`` that scales a tensor against others; None if there is none."""
         with_name = (vector for vector in self.basis if name in vector)

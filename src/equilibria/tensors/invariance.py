@@ -1,8 +1,9 @@
 """Which tensors are scale-invariant: stated by the caller and checked, never guessed.
 
 Everything that takes ``invariant=`` accepts the same three things: names, tensors, or the result of
-`equilibria.symmetries`. Controllers need the tensors that an optimizer trains (`invariant_tensors`); monitors need a
-label for every weight they watch (`with_invariance`).
+`equilibria.symmetries`. Controllers need the tensors that an optimizer trains (`invariant_tensors`), some also the sets
+that are invariant only jointly (`invariant_sets`); monitors need a label for every weight they watch
+(`with_invariance`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.errors import EquilibriaError
+from equilibria.findings import joined
 from equilibria.tensors.parameters import Watched, names_of, plain_name
 
 _UNDECIDED = "undecided"
@@ -43,8 +45,12 @@ class SymmetryResult(Protocol):
     def rows(self) -> Mapping[str, Any]:
         """The finest blocks of rows that are invariant by themselves, by name."""
 
+    def uniform_sets(self) -> Sequence[Sequence[str]]:
+        """Disjoint sets of tensors, each of which may be scaled by one factor."""
+
 
 Invariant: TypeAlias = Iterable[str] | Iterable[Tensor] | SymmetryResult
+JointlyInvariant: TypeAlias = Invariant | Sequence[str | Sequence[str]] | Sequence[Tensor | Sequence[Tensor]]
 
 
 def invariant_tensors(
@@ -78,14 +84,82 @@ def invariant_tensors(
         >>> list(invariant_tensors(["0.weight"], optimizer=optimizer, model=net))
         ['0.weight']
     """
-    wanted, trained = _entries(invariant), _named_parameters(optimizer, model)
-    has_names = model is not None or all("param_names" in group for group in optimizer.param_groups)
+    wanted, trained = _entries(invariant), named_parameters(optimizer, model)
+    has_names = _has_names(optimizer, model)
     if hasattr(invariant, "alone"):
         wanted = _trained_of(wanted, trained, has_names=has_names)
         refuse_other_sizes(getattr(invariant, "elements", {}), trained)
     if _are_tensors(wanted, invariant):
         return dict(_by_tensor(wanted, trained, owner=owner))
     return dict(_by_name(name, trained, has_names=has_names, owner=owner) for name in wanted)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class InvariantSet:
+    """Tensors that may all be multiplied by one factor without effect on the loss.
+
+    Attributes:
+        tensors: those that the optimizer trains, by name.
+        missing: names of further tensors of the set, which the optimizer does not train.
+        is_requested: whether the caller named it, or `equilibria.symmetries` found its only tensor invariant alone.
+            Controllers act on these or raise; they may leave out the others.
+    """
+
+    tensors: dict[str, Tensor]
+    missing: tuple[str, ...] = ()
+    is_requested: bool = True
+
+    @property
+    def label(self) -> str:
+        """Its names, or the first of many; sets are disjoint, so no other set has this label."""
+        return joined(list(self.tensors), most=3)
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether it has several tensors, which are invariant only together."""
+        return len(self.tensors) + len(self.missing) > 1
+
+
+def invariant_sets(
+    invariant: JointlyInvariant, *, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
+) -> list[InvariantSet]:
+    """The sets of tensors of an optimizer that are scale-invariant, alone or jointly.
+
+    Args:
+        invariant: as for `invariant_tensors`; a list or tuple of names or tensors inside it is a set that is invariant
+            jointly. A result of `equilibria.symmetries` stands for its ``uniform_sets()``.
+        optimizer: the optimizer.
+        model: where names are looked up, as for `invariant_tensors`.
+
+    Returns:
+        Disjoint sets: tensors that are invariant alone, then sets that are invariant jointly.
+
+    Raises:
+        EquilibriaError: as `invariant_tensors`, or if two sets share a tensor.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+        >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        >>> (pair,) = invariant_sets([["0.weight", "0.bias"]], optimizer=optimizer, model=net)
+        >>> pair.label, pair.is_joint
+        ('0.weight, 0.bias', True)
+    """
+    if hasattr(invariant, "uniform_sets"):
+        return _sets_of_symmetries(invariant, optimizer=optimizer, model=model)
+    entries = invariant if isinstance(invariant, list | tuple) else ()
+    joint: list[Any] = [entry for entry in entries if isinstance(entry, list | tuple) and not _is_named(entry)]
+    alone: Any = [entry for entry in entries if not any(entry is one for one in joint)] if joint else invariant
+    singles = invariant_tensors(alone, optimizer=optimizer, model=model) if alone or not joint else {}
+    sets = [{name: tensor} for name, tensor in singles.items()]
+    sets += [invariant_tensors(entry, optimizer=optimizer, model=model) for entry in joint]
+    names = [name for tensors in sets for name in tensors]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise EquilibriaError(
+            f"got {twice[0]} in two sets of invariant=; expected disjoint sets: each is scaled by one factor",
+            argument="invariant",
+        )
+    return [InvariantSet(tensors) for tensors in sets]
 
 
 def with_invariance(watched: Sequence[Watched], invariant: Invariant, *, model: nn.Module) -> list[Watched]:
@@ -189,7 +263,26 @@ def _labelled(layer: Watched, name: str, symmetries: SymmetryResult) -> Watched:
     return dataclasses.replace(layer, how=how, invariant=invariant)
 
 
-def _trained_of(alone: list[str], trained: Mapping[str, Tensor], *, has_names: bool) -> list[str]:
+def _sets_of_symmetries(
+    symmetries: Any, *, optimizer: torch.optim.Optimizer, model: nn.Module | None
+) -> list[InvariantSet]:
+    trained = named_parameters(optimizer, model)
+    sets = [tuple(plain_name(name) for name in names) for names in symmetries.uniform_sets()]
+    every = [name for names in sets for name in names]
+    _trained_of(every, trained, has_names=_has_names(optimizer, model), how="alone or jointly")
+    refuse_other_sizes(symmetries.elements, trained)
+    return [
+        InvariantSet(
+            {name: trained[name] for name in names if name in trained},
+            tuple(name for name in names if name not in trained),
+            is_requested=len(names) == 1,
+        )
+        for names in sorted(sets, key=lambda names: len(names) > 1)
+        if any(name in trained for name in names)
+    ]
+
+
+def _trained_of(alone: list[str], trained: Mapping[str, Tensor], *, has_names: bool, how: str = "alone") -> list[str]:
     """The tensors of a result of symmetries that an optimizer trains."""
     if not has_names:
         raise EquilibriaError(
@@ -198,8 +291,8 @@ def _trained_of(alone: list[str], trained: Mapping[str, Tensor], *, has_names: b
         )
     if not alone:
         raise EquilibriaError(
-            "got symmetries that say that no weight of this model is scale-invariant alone; expected some, such as "
-            "weights in front of a BatchNorm: what is invariant jointly only (print(sym) shows it) is not controlled",
+            f"got symmetries that say that no weight of this model is scale-invariant {how}; expected some, such as "
+            "weights in front of a BatchNorm: print(sym) shows how each one is invariant",
             argument="invariant",
         )
     names = [name for name in alone if plain_name(name) in trained]
@@ -265,7 +358,11 @@ def _shown(invariant: Any) -> str:
     return f"{type(invariant).__name__} of {', '.join(few) or 'nothing'}{more}"
 
 
-def _named_parameters(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> dict[str, Tensor]:
+def _has_names(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> bool:
+    return model is not None or all("param_names" in group for group in optimizer.param_groups)
+
+
+def named_parameters(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> dict[str, Tensor]:
     """Every tensor of the optimizer by its name, or by its position."""
     of_model = {} if model is None else {id(param): plain_name(name) for name, param in model.named_parameters()}
     named: dict[str, Tensor] = {}

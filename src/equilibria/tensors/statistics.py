@@ -2,9 +2,9 @@
 
 A normalisation with running statistics (BatchNorm) has inputs that scale with the weights in front of it. Rescaling
 such a weight requires rescaling these statistics, or the network changes in eval mode. Names and order of modules play
-no role: each weight is doubled in a forward pass, and the mean and variance of every normalisation's input are compared
-with those of a plain pass. Doubling rounds nothing in a binary number, so without eps float32 answers as exactly as
-float64 would. The model stays as it is.
+no role: each weight, or set of weights that is scaled as one, is doubled in a forward pass, and the mean and variance
+of every normalisation's input are compared with those of a plain pass. Doubling rounds nothing in a binary number, so
+without eps float32 answers as exactly as float64 would. The model stays as it is.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Behind:
     Attributes:
         name: the module's name in the model.
         module: the normalisation, with ``running_mean`` and ``running_var``.
-        degrees: weight -> d per channel: scaling the weight by r scales the mean by r^d and the variance by r^(2 d).
+        degrees: weight, or label of a set -> d per channel: scaling it by r scales the mean by r^d and the variance by
+            r^(2 d).
         bias: the part of the mean that does not scale with the weights; None if there is none.
     """
 
@@ -62,16 +63,17 @@ def _has_statistics(module: nn.Module) -> bool:
 
 def statistics_behind(
     model: nn.Module,
-    weights: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor | Sequence[Tensor]],
     *,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None = None,
 ) -> list[Behind]:
-    """Find the running statistics that scale with some weights; one forward pass per weight, and one more.
+    """Find the running statistics that scale with some weights; one forward pass per weight or set, and one more.
 
     Args:
         model: the network.
-        weights: tensors of the model, each scale-invariant by itself, by a name for messages.
+        weights: tensors of the model, each scale-invariant by itself, or sequences of tensors that are so jointly, by a
+            label for messages.
         args: positional arguments of the model: one batch.
         kwargs: keyword arguments of the model.
 
@@ -90,7 +92,8 @@ def statistics_behind(
     norms = normalisations(model)
     if not norms:
         return []
-    if any(is_sharded(weight) for weight in weights.values()):
+    sets = {label: [entry] if isinstance(entry, Tensor) else list(entry) for label, entry in weights.items()}
+    if any(is_sharded(weight) for tensors in sets.values() for weight in tensors):
         raise EquilibriaError(
             "got sharded weights (FSDP) in a network with BatchNorm; expected whole ones: scaling shards cannot find "
             "the statistics behind them. Use DistributedDataParallel, or norms without running statistics"
@@ -100,7 +103,8 @@ def statistics_behind(
     with _prepared(model):
         plain = _moments(model, norms, inputs)
         doubled = {
-            name: _moments(model, norms, inputs, doubled=raw_names[id(weight)]) for name, weight in weights.items()
+            label: _moments(model, norms, inputs, doubled=[raw_names[id(weight)] for weight in tensors])
+            for label, tensors in sets.items()
         }
     behind = (
         _behind(model, name, module, plain[name], {weight: moments[name] for weight, moments in doubled.items()})
@@ -139,14 +143,13 @@ def _prepared(model: nn.Module) -> Iterator[None]:
 
 
 def _moments(
-    model: nn.Module, norms: Mapping[str, nn.Module], inputs: tuple[Any, Any], *, doubled: str | None = None
+    model: nn.Module, norms: Mapping[str, nn.Module], inputs: tuple[Any, Any], *, doubled: Sequence[str] = ()
 ) -> dict[str, list[_ChannelMoments]]:
     """Mean and variance of every normalisation's input, one entry per call of it."""
     seen: dict[str, list[_ChannelMoments]] = defaultdict(list)
     state = {name: _at_least_float32(param) for name, param in model.named_parameters()}
     state |= {name: _at_least_float32(buffer).clone() for name, buffer in model.named_buffers()}  # they are written to
-    if doubled is not None:
-        state[doubled] = 2 * state[doubled]
+    state |= {name: 2 * state[name] for name in doubled}
     handles = [
         module.register_forward_pre_hook(
             lambda module, args, name=name: seen[name].append(_channel_moments(args[0], module))
@@ -216,9 +219,9 @@ def _degree(before: _ChannelMoments, after: _ChannelMoments, *, weight: str, nam
     if not (exact - rounded).abs().max() <= _DEGREE_TOLERANCE:
         raise EquilibriaError(
             f"got a variance in front of {name!r} that is multiplied by {4 ** float(exact[worst]):.4g} when "
-            f"{weight!r} is doubled; expected 1 or 4 (or a power of it): this weight is not scale-invariant by itself, "
-            "or only a part of that input comes from it. Leave it out of `invariant`; eq.symmetries finds the ones "
-            "that are: use invariant=sym"
+            f"{weight!r} is doubled; expected 1 or 4 (or a power of it): this is not scale-invariant by itself, or "
+            "only a part of that input comes from it. Leave it out of `invariant`; eq.symmetries finds what is: use "
+            "invariant=sym"
         )
     degree = torch.full_like(before.var, rounded[0].item()) if (rounded == rounded[0]).all() else None
     if degree is None:

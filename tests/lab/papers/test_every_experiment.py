@@ -27,6 +27,7 @@ LONG = {
     "explr-angle",
     "explr-cosine",
     "explr-equivalence",
+    "explr-joint",
     "explr-stepdecay",
     "explr-toy",
     "explr-v2",

@@ -33,6 +33,7 @@ MODULES = {
     "explr-constant": "papers.explr.fig1_constant",
     "explr-cosine": "papers.explr.fig4_cosine",
     "explr-equivalence": "papers.explr.thm2_equivalence",
+    "explr-joint": "papers.explr.thm2_joint",
     "explr-norms": "papers.explr.thm_b_norms",
     "explr-stepdecay": "papers.explr.fig2_stepdecay",
     "explr-toy": "papers.explr.sec3_toy",

@@ -30,7 +30,7 @@ SCHEDULES = {
     "decay": "varying weight decay",
     "momentum": "varying momentum",
 }
-_TINY_EPS = 1e-30  # exact scale invariance needs 0, for which torch's BatchNorm raises
+TINY_EPS = 1e-30  # exact scale invariance needs 0, for which torch's BatchNorm raises
 _CLASSES = 5
 _BLOCK = 100  # steps whose losses are averaged
 
@@ -123,29 +123,32 @@ def _network(config: Config) -> torch.nn.Module:
 
     layers: list[nn.Module] = []
     for inside, outside in itertools.pairwise(config.widths):
-        layers += [nn.Linear(inside, outside, bias=False), nn.BatchNorm1d(outside, eps=_TINY_EPS), nn.ReLU()]
+        layers += [nn.Linear(inside, outside, bias=False), nn.BatchNorm1d(outside, eps=TINY_EPS), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(config.widths[-1], _CLASSES))
 
 
-def _scheduler(config: Config, name: str, optimizer: Any) -> Any:
+def scheduler(name: str, optimizer: Any, *, steps: int, lr: float, weight_decay: float) -> Any:
     """The schedule of this name, of lr, weight decay or momentum."""
     from torch.optim import lr_scheduler
 
     from equilibria.control import WeightDecayScheduler
 
-    steps = config.steps
     if name == "step":
         return lr_scheduler.MultiStepLR(optimizer, [2 * steps // 5, 7 * steps // 10], gamma=0.1)
     if name == "warm-up":
         return lr_scheduler.LambdaLR(optimizer, lambda t: min(10 * t / steps, 1.0))
     if name == "momentum":
-        return lr_scheduler.OneCycleLR(optimizer, config.lr, steps, base_momentum=0.6, max_momentum=0.95)
+        return lr_scheduler.OneCycleLR(optimizer, lr, steps, base_momentum=0.6, max_momentum=0.95)
     if name == "constant":
         return lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    if name == "exponential":
+        return lr_scheduler.ExponentialLR(optimizer, 0.1 ** (1 / steps))
+    if name == "plateau":
+        return lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=steps // 20)
     cosine = lr_scheduler.CosineAnnealingLR(optimizer, steps)
     if name == "cosine":
         return cosine
-    return WeightDecayScheduler(cosine, lambda t: config.weight_decay * (1 + math.sin(t / 17)))
+    return WeightDecayScheduler(cosine, lambda t: weight_decay * (1 + math.sin(t / 17)))
 
 
 def _pair(config: Config, name: str) -> Arrays:
@@ -158,23 +161,24 @@ def _pair(config: Config, name: str) -> Arrays:
         _Run(config, weight_decay=config.weight_decay, momentum=config.momentum, dtype=torch.float64)
         for _ in ("plain", "folded", "rounded")
     )
-    schedulers = [_scheduler(config, name, run.optimizer) for run in (plain, folded, rounded)]
+    settings: dict[str, Any] = {"steps": config.steps, "lr": config.lr, "weight_decay": config.weight_decay}
+    schedulers = [scheduler(name, run.optimizer, **settings) for run in (plain, folded, rounded)]
     control = FoldedWeightDecay(schedulers[1], model=folded.net, invariant=list(folded.invariant))
     schedulers[1] = control
     series: dict[str, list[float]] = {key: [] for key in ("train", "eval", "rounded", "lr", "folded_lr")}
     nudge = _nudge(config, rounded)
     for step in range(config.steps):
         if step:
-            for scheduler in schedulers:
-                scheduler.step()
+            for schedule in schedulers:
+                schedule.step()
         exponent = folded.optimizer.param_groups[0].get("fold_exponent", 0)  # before the step
         original = float(plain.optimizer.param_groups[0]["lr"])
         reference = plain.logits(step)
-        series["train"].append(_apart(reference, folded.logits(step)))
-        series["rounded"].append(_apart(reference, rounded.logits(step)))
+        series["train"].append(deviation(reference, folded.logits(step)))
+        series["rounded"].append(deviation(reference, rounded.logits(step)))
         next(nudge)
         if step % 5 == 4:
-            series["eval"].append(_apart(plain.evaluated(), folded.evaluated()))
+            series["eval"].append(deviation(plain.evaluated(), folded.evaluated()))
         series["lr"].append(original)
         series["folded_lr"].append(float(control.get_last_lr()[0]) * 4.0**exponent)
     return {key: np.array(values) for key, values in series.items()}
@@ -192,7 +196,8 @@ def _nudge(config: Config, run: _Run) -> Iterator[None]:
         yield
 
 
-def _apart(first: torch.Tensor, second: torch.Tensor) -> float:
+def deviation(first: torch.Tensor, second: torch.Tensor) -> float:
+    """Relative distance of two outputs."""
     return float((first - second).norm() / first.norm())
 
 
@@ -215,7 +220,7 @@ def _power(config: Config) -> Arrays:
         apart = []
         for step, lr in enumerate(schedule.lr.tolist()):
             grown.optimizer.param_groups[0]["lr"] = lr
-            apart.append(_apart(plain.logits(step), grown.logits(step)))
+            apart.append(deviation(plain.logits(step), grown.logits(step)))
         deviations[name] = np.array(apart)
     return deviations
 
@@ -284,7 +289,7 @@ _POWER = Source(
 )
 _EPOCH = Source("explr", "Section 2.1, PreResNet32", law="exponential.decay_roots")
 _FLOAT32 = Source("", "explr Theorem 2.5, beyond", law="switching.renormalisation")
-_FEW = 10  # deviations of two runs that differ by rounding alone have no sharper law than their order of magnitude
+FEW = 10  # deviations of two runs that differ by rounding alone have no sharper law than their order of magnitude
 
 
 def collect(config: Config, results: TaskResults) -> Outcome:
@@ -310,8 +315,8 @@ def collect(config: Config, results: TaskResults) -> Outcome:
 def _judge_schedule(name: str, run: Arrays) -> Claim:
     return _EXACT.says(
         f"{SCHEDULES[name].capitalize()}: largest relative deviation of the logits, train and eval mode, "
-        f"within {_FEW} times the effect of one more rounding of the weights per step"
-    ).at_most(_FEW * float(run["rounded"].max()), max(float(run["train"].max()), float(run["eval"].max())))
+        f"within {FEW} times the effect of one more rounding of the weights per step"
+    ).at_most(FEW * float(run["rounded"].max()), max(float(run["train"].max()), float(run["eval"].max())))
 
 
 def _judge_power(config: Config, power: Arrays, rounding: float) -> list[Claim]:
@@ -321,7 +326,7 @@ def _judge_power(config: Config, power: Arrays, rounding: float) -> list[Claim]:
     growth = float(decay_roots(0.1, 5e-4, momentum=0.9).z1) ** (-2 * 391)
     return [
         _POWER.says("lr growing by one factor, with the buffer it needs: largest deviation of the logits").at_most(
-            _FEW * rounding, float(power["with_buffer"].max())
+            FEW * rounding, float(power["with_buffer"].max())
         ),
         _POWER.says(
             "lr growing by one factor from an empty buffer: another run: largest deviation of the logits"

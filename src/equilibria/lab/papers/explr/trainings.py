@@ -29,8 +29,14 @@ if TYPE_CHECKING:
 DECAY, ROUNDED, FOLDED, TEXP, TEXP_V2 = "decay", "rounded", "folded", "texp", "texp-v2"
 WAYS = (DECAY, ROUNDED, FOLDED, TEXP, TEXP_V2)
 STEPS, COSINE = "steps", "cosine"
-_INVARIANT = {"preresnet": (".conv1.weight", "shortcut.0.weight", "head.weight"), "resnet": (".conv.weight",)}
-_SHOWN = {"preresnet": "blocks.1.conv1.weight", "resnet": "blocks.1.first.conv.weight"}  # the one of the paper's fig. 1
+WHOLE = "whole-preresnet"
+_ALONE = (".conv1.weight", "shortcut.0.weight", "head.weight")
+_INVARIANT = {"preresnet": _ALONE, WHOLE: ("stem.weight", ".conv2.weight", *_ALONE), "resnet": (".conv.weight",)}
+_SHOWN = {  # the one of the paper's fig. 1
+    "preresnet": "blocks.1.conv1.weight",
+    WHOLE: "blocks.1.conv1.weight",
+    "resnet": "blocks.1.first.conv.weight",
+}
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,8 @@ class Setting:
     times; the paper's first phase has 63.
     The network "resnet" has fixed scales, shifts and linear layer, as in the paper, so that every trained weight is
     scale-invariant by itself. In "preresnet" this holds for first convolutions, shortcuts and the linear layer; no
-    other weight decays in any run.
+    other weight decays in any run. In "whole-preresnet", the same network, all parameters decay and are folded as one
+    set that is scale-invariant jointly, as in the theorem; no result uses it yet.
     """
 
     variants: tuple[Variant, ...]
@@ -187,7 +194,7 @@ def network(config: Setting, images: ImageSet) -> nn.Module:
     from equilibria.lab.nets import BasicBlockResNet, PreActivationResNet
 
     shape: dict[str, Any] = {"in_channels": images.train_images.shape[1], "classes": images.classes}
-    if config.network == "preresnet":
+    if config.network in ("preresnet", WHOLE):
         return PreActivationResNet(config.depth, config.width, scale_invariant=True, **shape)
     model = BasicBlockResNet(config.width, ((config.depth - 2) // 6,) * 3, **shape)
     trained = set(invariant_names(config, model))
@@ -197,8 +204,15 @@ def network(config: Setting, images: ImageSet) -> nn.Module:
 
 
 def invariant_names(config: Setting, model: nn.Module) -> list[str]:
-    """Names of the weights that are scale-invariant one by one."""
+    """Names of the weights that are measured: scale-invariant one by one, in "whole-preresnet" jointly."""
     return [name for name, _ in model.named_parameters() if name.endswith(_INVARIANT[config.network])]
+
+
+def decaying_names(config: Setting, model: nn.Module) -> list[str]:
+    """Names of the weights that decay, or are folded: the measured ones, in "whole-preresnet" all."""
+    if config.network == WHOLE:
+        return [name for name, _ in model.named_parameters()]
+    return invariant_names(config, model)
 
 
 def _first(config: Setting, variant: Variant, images: ImageSet) -> nn.Module:
@@ -219,7 +233,7 @@ def _optimizer(config: Setting, model: nn.Module) -> Optimizer:
     from equilibria.lab.training import decay_groups
 
     groups = decay_groups(
-        model, invariant_names(config, model), lr=config.lr, weight_decay=config.weight_decay, other_lr=config.lr
+        model, decaying_names(config, model), lr=config.lr, weight_decay=config.weight_decay, other_lr=config.lr
     )
     return torch.optim.SGD(groups, momentum=config.momentum)
 
@@ -238,8 +252,9 @@ def _control(
         )
 
     def folded(scheduler: LRScheduler, model: nn.Module) -> LRScheduler:
+        names = decaying_names(config, model)
         options: dict[str, Any] = {
-            "invariant": invariant_names(config, model),
+            "invariant": [names] if config.network == WHOLE else names,
             "example": images.train_images[: config.batch_size].to(device()),
             "renormalise": config.renormalise,
         }
