@@ -377,11 +377,13 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         if self._has_warned or not too_small:
             return
         self._has_warned = True
-        name, total = next(iter(too_small.items()))
+        is_one, smallest = len(too_small) == 1, min(too_small.values())
         warn_caller(
-            f"{name} was not rescaled by {total:.3g}: the variance before a BatchNorm behind it would fall below "
-            f"{_SMALLEST_VARIANCE_OVER_EPS:g} times its eps, and the network would change. It keeps its norm until lr "
-            "rises again, and turns more slowly than the equilibrium of lr and weight decay",
+            f"{joined(list(too_small), most=3)} {'was' if is_one else 'were'} not rescaled by "
+            f"{'' if is_one else 'as little as '}{smallest:.3g}: the variance before a BatchNorm behind "
+            f"{'it' if is_one else 'them'} would fall below {_SMALLEST_VARIANCE_OVER_EPS:g} times its eps, and the "
+            "network would change. A weight that is not rescaled keeps its norm until lr rises again, and turns more "
+            "slowly than the equilibrium of lr and weight decay",
             RescaleWarning,
         )
 
