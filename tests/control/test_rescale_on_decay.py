@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
+import equilibria as eq
 from equilibria import theory
 from equilibria.control import Lion, RescaleOnDecay, WeightDecayScheduler, start_in_equilibrium
 from equilibria.control._rescale_on_decay import RescaleWarning
@@ -674,3 +675,19 @@ def test_a_warning_that_is_an_error_leaves_everything_as_it_was():
     with pytest.raises(RescaleWarning):
         scheduler.step()
     assert before == [scheduler.state_dict(), scheduler.optimizer.state_dict()]
+
+
+def test_symmetries_can_be_searched_again_before_the_first_training_step():
+    """A cell of a notebook that is run twice: the search calls a copy of the model, with the hook that waits."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    batches = [(torch.randn(16, 6), torch.randint(3, (16,))) for _ in range(2)]
+    for _ in range(2):
+        sym = eq.symmetries(eq.objective(net, nn.functional.cross_entropy), batches)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-3)
+        drop = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        scheduler = RescaleOnDecay(drop, model=net, invariant=sym.alone)
+    nn.functional.cross_entropy(net(batches[0][0]), batches[0][1]).backward()
+    optimizer.step()
+    scheduler.step()
+    assert scheduler.last_factors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from equilibria.control import Lion as TorchLion
 from equilibria.errors import EquilibriaError
 from equilibria.planning import alternatives, plan
 from equilibria.theory import SGD, AdamW, Lion, Muon
-from equilibria.theory.schedules import Cosine, FromValues, MultiStep
+from equilibria.theory.schedules import Cosine, FromValues, MultiStep, as_schedule
 
 DROP = MultiStep(0.1, milestones=[500], factor=0.1)
 
@@ -82,9 +83,45 @@ def test_a_plan_of_a_rule_does_not_import_torch():
     assert done.returncode == 0, done.stderr
 
 
-def test_a_torch_scheduler_is_refused_with_a_way_out():
+def torch_schedulers(optimizer):
+    schedulers = torch.optim.lr_scheduler
+    warm = schedulers.LinearLR(optimizer, 0.1, total_iters=5)
+    return {
+        "step": schedulers.MultiStepLR(optimizer, [10, 20]),
+        "cosine": schedulers.CosineAnnealingLR(optimizer, 40),
+        "lambda": schedulers.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+        "one cycle": schedulers.OneCycleLR(optimizer, 0.3, total_steps=60),
+        "sequence": schedulers.SequentialLR(optimizer, [warm, schedulers.ExponentialLR(optimizer, 0.9)], [5]),
+    }
+
+
+@pytest.mark.parametrize("kind", ["step", "cosine", "lambda", "one cycle", "sequence"])
+@pytest.mark.filterwarnings("ignore:Detected call of")
+def test_a_torch_scheduler_tells_its_later_values_and_stays_where_it_is(kind):
+    """Compared with the scheduler itself, stepped afterwards; begun in the middle of its course."""
+    params = weights()
+    optimizer = torch.optim.SGD([{"params": params, "weight_decay": 5e-4}, {"params": [], "lr": 1.0}], lr=0.1)
+    scheduler = torch_schedulers(optimizer)[kind]
+    for _ in range(3):
+        scheduler.step()
+    before = copy.deepcopy((optimizer.state_dict(), scheduler.state_dict()["last_epoch"]))
+    planned = as_schedule(scheduler).values(50)
+    assert (optimizer.state_dict(), scheduler.state_dict()["last_epoch"]) == before
+    truth = []
+    for _ in range(50):
+        truth.append(optimizer.param_groups[0]["lr"])
+        scheduler.step()
+    np.testing.assert_array_equal(planned, truth)
+    fresh = torch.optim.SGD(weights(), lr=0.1, weight_decay=5e-4)
+    assert plan(fresh, torch_schedulers(fresh)["step"], steps=30).phases
+
+
+def test_a_torch_scheduler_that_needs_more_is_refused_with_a_way_out():
     optimizer = torch.optim.SGD(weights(), lr=0.1, weight_decay=5e-4)
-    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [10])
-    with pytest.raises(EquilibriaError, match=r"torch scheduler .MultiStepLR.*equilibria.theory.schedules") as caught:
-        plan(optimizer, scheduler, steps=100)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(EquilibriaError, match=r"ReduceLROnPlateau.: later values depend.*equilibria.theory") as caught:
+        plan(optimizer, plateau, steps=100)
     assert caught.value.argument == "schedule"
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=60)
+    with pytest.raises(EquilibriaError, match=r"OneCycleLR.: after 60 further steps it raises ValueError"):
+        plan(optimizer, cycle, steps=100)

@@ -52,7 +52,7 @@ class RunningStatistics:
             training mode.
     """
 
-    _is_searching = False  # shared by all instances: several may wait for the first call of one model
+    _is_searching = False  # shared by all instances: several may wait for the first call of one model, and call it
 
     def __init__(
         self, model: nn.Module, weights: Mapping[str, Tensor | Sequence[Tensor]], *, example: Any = None
@@ -118,9 +118,15 @@ class RunningStatistics:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if module.training and not RunningStatistics._is_searching:  # searches of other instances call the model, too
+        if module.training and not RunningStatistics._is_searching and self._belongs_to(module):
             self._search(args, kwargs)
             self.close()
+
+    def _belongs_to(self, module: nn.Module) -> bool:
+        """Whether the weights are those of the module: a copy, or a call with other parameters, has this hook, too."""
+        present = {id(param) for param in module.parameters()}
+        sets = ([entry] if isinstance(entry, Tensor) else entry for entry in self._weights.values())
+        return all(id(weight) in present for tensors in sets for weight in tensors)
 
     def _search(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         RunningStatistics._is_searching = True

@@ -12,12 +12,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import pairwise
 from numbers import Real
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, positive, whole, within
+from equilibria.theory._torch_scheduler import SteppedCopy
 
 __all__ = [
     "Constant",
@@ -509,15 +510,36 @@ class _InEpochs(Schedule):
         return self.body._at(epochs)[which]
 
 
-ScheduleLike: TypeAlias = Schedule | float | Sequence[float] | Array | Callable[[int], float]
+@dataclass(frozen=True, slots=True)
+class _Stepped(Schedule):
+    copy: SteppedCopy
+
+    def _at(self, steps: Steps) -> Array:
+        return self.copy.values(steps)
+
+
+class TorchScheduler(Protocol):
+    """A scheduler of torch, as far as its later values need it."""
+
+    optimizer: Any
+
+    def step(self) -> None:
+        """Set the next learning rate."""
+
+    def get_last_lr(self) -> list[Any]:
+        """The present learning rates."""
+
+
+ScheduleLike: TypeAlias = Schedule | float | Sequence[float] | Array | Callable[[int], float] | TorchScheduler
 
 
 def as_schedule(value: ScheduleLike, *, name: str = "schedule") -> Schedule:
-    """Convert a number, list, array or function to a `Schedule`.
+    """Convert a number, list, array, function or torch scheduler to a `Schedule`.
 
     Args:
         value: a number (constant), a `Schedule` (returned as it is), a 1-D list or array (one value per step,
-            the last one holds), or a function of the step.
+            the last one holds), a function of the step, or a torch scheduler that is stepped after every step (after
+            every epoch: `in_epochs`), from its present step on; a copy of it is stepped.
         name: name of the argument, for error messages.
 
     Returns:
@@ -542,17 +564,13 @@ def as_schedule(value: ScheduleLike, *, name: str = "schedule") -> Schedule:
         except EquilibriaError as error:
             error.argument = name  # not "points", which the caller did not type
             raise
+    if hasattr(value, "get_last_lr") and hasattr(value, "optimizer"):
+        return _Stepped(SteppedCopy(value, name=name))
     if callable(value):
         return FromCallable(value)
-    if hasattr(value, "get_last_lr"):
-        raise EquilibriaError(
-            f"got {name}: a torch scheduler ({type(value).__name__}), which does not tell its later values; expected "
-            "the same schedule of equilibria.theory.schedules, a list with one value per step, or a function of steps",
-            argument=name,
-        )
     raise EquilibriaError(
         f"got {name}={value!r}; expected a number, a list with one value per step, "
-        "a Schedule, or a function of the step",
+        "a Schedule, a torch scheduler, or a function of the step",
         argument=name,
     )
 
