@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equilibria.lab.beyond.trajectory import (
-    Array,
-    NoisyDraws,
-    Trajectory,
-    follow,
-    gradient_dot_move,
-    layer_statistics,
+from equilibria.lab.beyond.pull_back import (
+    ADAMW,
+    FIRST_ORDER,
+    MAIN,
+    MOMENTUM,
+    NETS,
+    OPTIMIZERS,
+    SGD,
+    SGDM,
+    SMALL,
+    Config,
+    Stage,
+    curvature_ratio,
+    fitted_distances,
+    key,
+    momentum_share,
+    noise_scales,
+    over_many_steps,
+    scaling,
+    turned,
 )
+from equilibria.lab.beyond.trajectory import Array, NoisyDraws, follow, stage_statistics
 from equilibria.lab.harness.claim import Claim, Source, demanded_if
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.harness.task import progress_reporter
-from equilibria.theory.correlation import (
-    cosine_over_steps,
-    fit_relaxation_spectrum,
-    mean_gradient_share_with_momentum,
-    measured_scaling_ratio,
-    turning_ratio,
-)
+from equilibria.theory.correlation import turning_ratio
 
 if TYPE_CHECKING:
     import torch
@@ -36,80 +43,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from equilibria.lab.data import ImageSet
-
-SGD, SGDM, ADAMW = "sgd", "sgdm", "adamw"
-OPTIMIZERS = (SGD, SGDM, ADAMW)
-NETS = {"conv-bn": "BN conv net", "mlp-bn": "BN MLP", "conv-gn": "GN conv net"}
-SMALL, MAIN, LARGE = "small", "main", "large"
-_MOMENTUM = 0.9
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stretch of training with one batch size.
-
-    ``factor`` is its batch size over the main one's; lr follows the rule of linear scaling (SGD with or without
-    momentum), or lr and weight decay that of the square root (AdamW). ``settle`` steps go before the ``steps`` that are
-    kept; curvature and independent gradients are measured at ``points`` of them.
-    """
-
-    factor: float
-    settle: int
-    steps: int
-    points: int
-
-
-@dataclass(frozen=True)
-class Config:
-    """Trainings on digits, 30 % of whose labels are drawn anew in every batch: the loss stays on a plateau.
-
-    Every optimizer has the same decay per step in force, 2.5e-3, with the main batch. A training goes through the
-    stages in the order main, small and, with plain SGD, large; each begins with the last weights of the one before.
-    Networks, settings, windows, claims and tolerances were fixed before these seeds were run; seed 0 was used to try
-    them.
-    """
-
-    networks: tuple[str, ...] = tuple(NETS)
-    seeds: tuple[int, ...] = (100, 101, 102, 103, 104, 105, 106, 107)
-    batch_size: int = 128
-    label_noise: float = 0.3
-    width: int = 16
-    main: Stage = Stage(1.0, 1024, 4096, 96)
-    small: Stage = Stage(1 / 8, 1024, 1536, 96)
-    large: Stage = Stage(4.0, 256, 768, 48)
-    lags: int = 1843
-    reach: int = 256
-
-    def stages(self, optimizer: str) -> dict[str, Stage]:
-        """Stages of a training, in their order."""
-        stages = {MAIN: self.main, SMALL: self.small}
-        return {**stages, LARGE: self.large} if optimizer == SGD else stages
-
-    def batch(self, stage: Stage) -> int:
-        """Batch size of a stage."""
-        return round(self.batch_size * stage.factor)
-
-    def settings(self, optimizer: str, factor: float) -> dict[str, float]:
-        """lr and weight decay of the scale-invariant layers, and lr of all others, which do not decay."""
-        if optimizer == ADAMW:
-            root = factor**0.5
-            return {"lr": 5e-3 * root, "weight_decay": 0.5 * root, "other_lr": 5e-3 * root}
-        lr = 0.5 if optimizer == SGD else 0.5 * (1 - _MOMENTUM)
-        return {"lr": lr * factor, "weight_decay": 5e-3, "other_lr": lr * factor / 5}
-
-    def decay(self, optimizer: str, factor: float) -> float:
-        """Decay per step in force."""
-        settings = self.settings(optimizer, factor)
-        return settings["lr"] * settings["weight_decay"] / (1 - _MOMENTUM if optimizer == SGDM else 1)
-
-    def distances(self, stage: Stage) -> list[int]:
-        """Powers of two up to a quarter of the window, over which turning is measured."""
-        return [2**power for power in range((stage.steps // 4).bit_length())]
-
-
-def key(network: str, optimizer: str, seed: int) -> str:
-    """Key of a task."""
-    return f"{network}-{optimizer}-{seed}"
 
 
 def tasks(config: Config) -> dict[str, tuple[str, str, int]]:
@@ -160,7 +93,7 @@ def run_task(config: Config, task: tuple[str, str, int]) -> Arrays:
         )
         done += stage.settle + stage.steps
         lags = min(config.lags if name == MAIN else 1, stage.steps // 2)
-        measured = _statistics(path, lags=lags, distances=config.distances(stage), lr=settings["lr"])
+        measured = stage_statistics(path, lags=lags, distances=config.distances(stage), lr=settings["lr"])
         arrays |= {f"{name}_{what}": values for what, values in measured.items()}
     return arrays
 
@@ -202,33 +135,7 @@ def _optimizer(
     groups = decay_groups(net, layers, **settings)
     if name == ADAMW:
         return torch.optim.AdamW(groups)
-    return torch.optim.SGD(groups, momentum=_MOMENTUM if name == SGDM else 0.0)
-
-
-def _statistics(path: Trajectory, *, lags: int, distances: Sequence[int], lr: float) -> dict[str, Array]:
-    """All numbers of a stage; a row per layer, of products of gradient and move also one for all parameters."""
-    rows = [layer_statistics(*layer, lags=lags, distances=distances) for layer in path.per_layer()]
-    gradients, moves, cosines = (np.array(values) for values in zip(*rows, strict=True))
-    products = [gradient_dot_move(*layer) for layer in path.per_layer()]
-    norms_sq = [np.sum(weights.astype(np.float64) ** 2, axis=1) for weights, _ in path.per_layer()]
-    squares = [np.sum(gradients.astype(np.float64) ** 2, axis=1) for _, gradients in path.per_layer()]
-    buffer = [
-        float(np.mean(-product / lr * norm_sq[1:]) / np.mean(square * norm_sq))
-        for product, norm_sq, square in zip(products, norms_sq, squares, strict=True)
-    ]
-    everything = gradient_dot_move(path.weights, path.gradients)
-    half = len(path.losses) // 2
-    return {
-        "gradients": gradients,
-        "moves": moves,
-        "cosines": cosines,
-        "products": np.array([*(product.mean() for product in products), everything.mean()]),
-        "curvature": path.curvature.mean(axis=0),
-        "shares": path.shares,
-        "buffer": np.array(buffer),
-        "norms": np.array([np.sqrt(norm_sq.mean()) for norm_sq in norms_sq]),
-        "losses": np.array([path.losses[:half].mean(), path.losses[half:].mean()]),
-    }
+    return torch.optim.SGD(groups, momentum=MOMENTUM if name == SGDM else 0.0)
 
 
 # ---- judging
@@ -239,93 +146,11 @@ _SUM = 0.05  # of a sum whose negative part is about -0.5
 _CURVATURE = {"layer": 0.20, "all": 0.15}  # the loss is not quadratic along a move, and H is of single batches
 _SHARE = 0.04
 _NOISE_SCALE = 0.30
-_FIRST_ORDER = 32  # steps
-# Distances that a spectrum is fitted to: with momentum those beyond its memory, within which steps do not relax.
-_FITTED = {SGD: (1, 32), SGDM: (16, 128), ADAMW: (16, 128)}
 _WHERE = "beyond the papers"
 
 
 def _says(law: str, text: str) -> Any:
     return Source("", _WHERE, law=f"correlation.{law}").says(text)
-
-
-def turned(run: Arrays, stage: str) -> Array:
-    """D(n) = -ln of the mean cosine, layers x distances."""
-    return -np.log(run[f"{stage}_cosines"])
-
-
-def _worst(predicted: Array, measured: Array) -> float:
-    return float(np.max(np.abs(predicted / measured - 1)))
-
-
-def over_many_steps(config: Config, optimizer: str, run: Arrays) -> dict[str, Array]:
-    """Largest relative error of each law for the turning over 2 to ``reach`` steps, and the sum; a number per layer."""
-    far = np.array([n for n in config.distances(config.main) if 1 < n <= config.reach])
-    near = far[far <= _FIRST_ORDER]
-    eps = config.decay(optimizer, config.main.factor)
-    doublings = _doublings(config, optimizer)
-    rows = []
-    for rho, r, cosines in zip(run["main_gradients"], run["main_moves"], run["main_cosines"], strict=True):
-        apart = dict(zip(config.distances(config.main), 1 - cosines, strict=True))
-        ratio = {n: apart[n] / (n * apart[1]) for n in apart}
-        turned_by = {n: -np.log1p(-apart[n]) for n in apart}
-        fitted = [n for n in apart if doublings[0] <= n <= doublings[1]]
-        beyond, (last, before) = 2 * doublings[1], (far[-2], far[-3])
-        spectrum = fit_relaxation_spectrum(fitted, [turned_by[n] for n in fitted])
-        row = {
-            "moves": _worst(turning_ratio(r[1:])[far - 1], np.array([ratio[n] for n in far])),
-            "spectrum": _worst(spectrum.turned(beyond), turned_by[beyond]),
-            "power": _worst(turned_by[last] ** 2 / turned_by[before], turned_by[far[-1]]),
-        }
-        if optimizer == SGD:
-            exact = cosine_over_steps(rho[1:], int(far[-1]), decay_per_step=eps)[far]
-            first_order = turning_ratio(rho[1:])[near - 1] - eps * (near - 1) / 2
-            row |= {
-                "cosine": _worst(-np.log(exact), -np.log1p([-apart[n] for n in far])),
-                "first order": _worst(first_order, np.array([ratio[n] for n in near])),
-                "sum": float(np.sum((1 - eps) ** np.arange(1, len(rho)) * rho[1:])),
-            }
-        rows.append(row)
-    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
-
-
-def _doublings(config: Config, optimizer: str) -> tuple[int, int]:
-    """Shortest and longest distance that a spectrum is fitted to; one doubling more is measured."""
-    first, last = _FITTED[optimizer]
-    longest = min(last, max(config.distances(config.main)) // 2)
-    return (first if longest == last else 1), longest
-
-
-def curvature_ratio(run: Arrays) -> Array:
-    """2 <g, e> / e'He of every layer, then of all parameters: 1 where the loss is stationary and quadratic."""
-    return 2 * run["main_products"] / run["main_curvature"]
-
-
-def momentum_share(config: Config, run: Arrays) -> Array:
-    """The mean gradient's share from the correlation of gradient and momentum buffer, a number per layer."""
-    ratios = 1 + 2 * _MOMENTUM * run["main_buffer"]
-    return np.array([mean_gradient_share_with_momentum(float(ratio), momentum=_MOMENTUM) for ratio in ratios])
-
-
-def noise_scales(config: Config, run: Arrays, stage: str) -> tuple[Array, Array]:
-    """Gradient noise scale of every layer from successive gradients of plain SGD, and from independent ones.
-
-    Scatter makes some shares of a small batch negative, and their noise scales with them.
-    """
-    batch = config.batch(config.stages(SGD)[stage])
-    successive, independent = -run[f"{stage}_gradients"][:, 1], run[f"{stage}_shares"]
-    return batch * (1 - successive) / successive, batch * (1 - independent) / independent
-
-
-def scaling(config: Config, run: Arrays, stage: str) -> tuple[Array, Array]:
-    """Angle over n small steps over that of one step of an n times larger batch: predicted and measured, per layer."""
-    factor = round(config.stages(SGD)[stage].factor / config.small.factor)
-    small, one_large = turned(run, SMALL), turned(run, stage)[:, 0]
-    many = small[:, config.distances(config.small).index(factor)]
-    predicted = [
-        measured_scaling_ratio(float(far), float(one), factor) for far, one in zip(many, small[:, 0], strict=True)
-    ]
-    return np.array(predicted), np.sqrt(many / one_large)
 
 
 def collect(config: Config, results: TaskResults) -> Outcome:
@@ -335,12 +160,9 @@ def collect(config: Config, results: TaskResults) -> Outcome:
     for network in config.networks:
         for optimizer in OPTIMIZERS:
             runs = [results[key(network, optimizer, seed)] for seed in config.seeds]
-            claims += _judge(config, optimizer, f"{NETS[network]}, {_LABELS[optimizer]}", runs)
+            claims += _judge(config, optimizer, f"{NETS[network]}, {OPTIMIZERS[optimizer]}", runs)
             numbers[f"{network}-{optimizer}"] = _numbers(config, optimizer, runs)
     return Outcome(demanded_if(config.main.steps >= 4096, claims), numbers)
-
-
-_LABELS = {SGD: "SGD", SGDM: "SGDM", ADAMW: "AdamW"}
 
 
 def _judge(config: Config, optimizer: str, label: str, runs: Sequence[Arrays]) -> list[Claim]:
@@ -349,7 +171,7 @@ def _judge(config: Config, optimizer: str, label: str, runs: Sequence[Arrays]) -
     def median(name: str) -> list[float]:
         return [float(np.median(error[name])) for error in errors]
 
-    reach, (first, last) = config.reach, _doublings(config, optimizer)
+    reach, (first, last) = config.reach, fitted_distances(config, optimizer)
     claims = [
         _says(
             "turning_ratio",
@@ -373,7 +195,7 @@ def _judge(config: Config, optimizer: str, label: str, runs: Sequence[Arrays]) -
         *_judge_scaling(config, optimizer, label, runs),
     ]
     if optimizer == SGDM:
-        apart = [float(np.median(momentum_share(config, run) - run["main_shares"])) for run in runs]
+        apart = [float(np.median(momentum_share(run) - run["main_shares"])) for run in runs]
         claims.append(
             _says(
                 "mean_gradient_share_with_momentum",
@@ -410,7 +232,7 @@ def _judge_plain(
     """The claims of plain SGD alone."""
     reach = config.reach
     exact = f"{label}: D from the correlations of gradients, largest error for n = 2 to {reach}"
-    first = f"{label}: the same to first order in n lr wd, of 1 - cos, largest error for n = 2 to {_FIRST_ORDER}"
+    first = f"{label}: the same to first order in n lr wd, of 1 - cos, largest error for n = 2 to {FIRST_ORDER}"
     shares = [-run["main_gradients"][:, 1] / run["main_shares"] for run in runs]
     claims = [
         _says("cosine_over_steps", f"{exact}, median layer").at_most(
@@ -449,34 +271,29 @@ def _judge_plain(
 
 def _numbers(config: Config, optimizer: str, runs: Sequence[Arrays]) -> dict[str, Any]:
     """Means over seeds, a number per layer where there is one."""
+    rows = [_row(config, optimizer, run) for run in runs]
+    means = {name: np.round(np.mean([row[name] for row in rows], axis=0), 5).tolist() for name in rows[0]}
+    return {"layers": runs[0]["names"].tolist(), "distances": config.distances(config.main), **means}
 
-    def mean(values: Callable[[Arrays], Array]) -> list[Any]:
-        return np.round(np.mean([values(run) for run in runs], axis=0), 5).tolist()  # type: ignore[no-any-return]
 
-    numbers: dict[str, Any] = {
-        "layers": runs[0]["names"].tolist(),
-        "distances": config.distances(config.main),
-        "D(n)/(n D(1))": mean(
-            lambda run: turned(run, MAIN) / turned(run, MAIN)[:, :1] / np.array(config.distances(config.main))
-        ),
-        "rho_1 to rho_4": mean(lambda run: run["main_gradients"][:, 1:5]),
-        "loss, first and second half": mean(lambda run: run["main_losses"]),
-        "share of the mean gradient": mean(lambda run: run["main_shares"]),
-        "2<g,e>/e'He, layers and all": mean(curvature_ratio),
+def _row(config: Config, optimizer: str, run: Arrays) -> dict[str, Array]:
+    """The numbers of one seed."""
+    diffusion = turned(run, MAIN)
+    row = {
+        "D(n)/(n D(1))": diffusion / diffusion[:, :1] / np.array(config.distances(config.main)),
+        "rho_1 to rho_4": run["main_gradients"][:, 1:5],
+        "loss, first and second half": run["main_losses"],
+        "share of the mean gradient": run["main_shares"],
+        "2<g,e>/e'He, layers and all": curvature_ratio(run),
+        **over_many_steps(config, optimizer, run),
     }
-    for name in over_many_steps(config, optimizer, runs[0]):
-        numbers[name] = mean(lambda run, name=name: over_many_steps(config, optimizer, run)[name])
-    for stage in config.stages(optimizer):
+    for stage, settings in config.stages(optimizer).items():
         if stage != SMALL:
-            numbers[f"scaling to {stage}, predicted and measured"] = mean(
-                lambda run, stage=stage: np.array(scaling(config, run, stage))
-            )
-    if optimizer == SGD:
-        for stage, settings in config.stages(SGD).items():
-            numbers[f"noise scale at batch {config.batch(settings)}, successive and independent"] = mean(
-                lambda run, stage=stage: np.array(noise_scales(config, run, stage))
-            )
-    return numbers
+            row[f"scaling to {stage}, predicted and measured"] = np.array(scaling(config, run, stage))
+        if optimizer == SGD:
+            name = f"noise scale at batch {config.batch(settings)}, successive and independent"
+            row[name] = np.array(noise_scales(config, run, stage))
+    return row
 
 
 # ---- drawing
@@ -509,7 +326,7 @@ def _draw_turning(config: Config, results: TaskResults) -> Figure:
                 reach = distances[distances <= len(law)]
                 axis.plot(reach, law[reach - 1], color=colour, lw=1, label=f"layer {place + 1}")
             axis.axhline(1, color=THEORY, lw=0.8, ls="--")
-            label_panel(axis, next(letters), f"{NETS[network]}, {_LABELS[optimizer]}", xscale="log", yscale="log")
+            label_panel(axis, next(letters), f"{NETS[network]}, {OPTIMIZERS[optimizer]}", xscale="log", yscale="log")
             if row == len(config.networks) - 1:
                 axis.set_xlabel("steps n")
             if column == 0:
@@ -530,10 +347,10 @@ def _draw_identities(config: Config, results: TaskResults) -> Figure:
             if optimizer == SGD:
                 share = [float(np.median(-run["main_gradients"][:, 1] / run["main_shares"])) for run in runs]
             if optimizer == SGDM:
-                share = [float(np.median(momentum_share(config, run) / run["main_shares"])) for run in runs]
+                share = [float(np.median(momentum_share(run) / run["main_shares"])) for run in runs]
             ratios = [scaling(config, run, MAIN) for run in runs]
             step = [float(np.median(measured / predicted)) for predicted, measured in ratios]
-            rows.append((f"{NETS[network]}, {_LABELS[optimizer]}", curvature, share, step))
+            rows.append((f"{NETS[network]}, {OPTIMIZERS[optimizer]}", curvature, share, step))
     factor = round(config.main.factor / config.small.factor)
     titles = (
         "2<g, e> / e'He, all parameters",

@@ -128,7 +128,7 @@ def follow(
                     [tensor.grad.reshape(-1) for tensor in tensors if tensor.grad is not None], out=gradients[step]
                 )
         if step > 0 and step % every == 0:
-            move = (weights[step] - weights[step - 1]).split([tensor.numel() for tensor in tensors])
+            move = torch.split(weights[step] - weights[step - 1], [tensor.numel() for tensor in tensors])
             fresh = [_loss(net, draw(batch_size)) for _ in range(_FRESH)]
             slopes = torch.autograd.grad(fresh[0], tensors, create_graph=True)
             curvature.append(_curvature(slopes, tensors, move, pairs.places))
@@ -226,3 +226,34 @@ def gradient_dot_move(weights: Floats, gradients: Floats) -> Array:
     """<g_t, w_t - w_{t-1}> for t = 1, 2, ...: each gradient with the move before it."""
     products: Array = np.einsum("td,td->t", gradients[1:], np.diff(weights, axis=0), dtype=np.float64)
     return products
+
+
+def stage_statistics(path: Trajectory, *, lags: int, distances: Sequence[int], lr: float) -> dict[str, Array]:
+    """All numbers of a stretch of training by name; a row per layer.
+
+    ``gradients`` and ``moves`` are correlations, ``cosines`` means over the distances, ``products`` those of a gradient
+    and the move before it (with one more row, like ``curvature``, for all parameters), ``buffer`` the product of the
+    gradient and SGD's momentum buffer over the squared gradient, and ``losses`` means over the two halves.
+    """
+    rows = [layer_statistics(*layer, lags=lags, distances=distances) for layer in path.per_layer()]
+    gradients, moves, cosines = (np.array(values) for values in zip(*rows, strict=True))
+    products = [gradient_dot_move(*layer) for layer in path.per_layer()]
+    norms_sq = [np.sum(weights.astype(np.float64) ** 2, axis=1) for weights, _ in path.per_layer()]
+    squares = [np.sum(gradients.astype(np.float64) ** 2, axis=1) for _, gradients in path.per_layer()]
+    buffer = [
+        float(np.mean(-product / lr * norm_sq[1:]) / np.mean(square * norm_sq))
+        for product, norm_sq, square in zip(products, norms_sq, squares, strict=True)
+    ]
+    everything = gradient_dot_move(path.weights, path.gradients)
+    half = len(path.losses) // 2
+    return {
+        "gradients": gradients,
+        "moves": moves,
+        "cosines": cosines,
+        "products": np.array([*(product.mean() for product in products), everything.mean()]),
+        "curvature": path.curvature.mean(axis=0),
+        "shares": path.shares,
+        "buffer": np.array(buffer),
+        "norms": np.array([np.sqrt(norm_sq.mean()) for norm_sq in norms_sq]),
+        "losses": np.array([path.losses[:half].mean(), path.losses[half:].mean()]),
+    }
