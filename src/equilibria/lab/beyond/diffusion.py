@@ -290,9 +290,10 @@ def _row(config: Config, optimizer: str, run: Arrays) -> dict[str, Array]:
     for stage, settings in config.stages(optimizer).items():
         if stage != SMALL:
             row[f"scaling to {stage}, predicted and measured"] = np.array(scaling(config, run, stage))
+        row[f"D(n) at batch {config.batch(settings)}"] = turned(run, stage)
         if optimizer == SGD:
-            name = f"noise scale at batch {config.batch(settings)}, successive and independent"
-            row[name] = np.array(noise_scales(config, run, stage))
+            name = f"share of the mean gradient at batch {config.batch(settings)}, successive and independent"
+            row[name] = np.array([-run[f"{stage}_gradients"][:, 1], run[f"{stage}_shares"]])
     return row
 
 
