@@ -41,7 +41,7 @@ class Run:
         return self.rows
 
 
-def rows(turned, *, steps=(0,), name=NAME):
+def rows(turned, *, steps=(150,), name=NAME):
     """The table of a layer: D by distance, the same at every reference."""
     listed = [(step, name, distance, value) for step in steps for distance, value in turned.items()]
     step, param, distance, value = zip(*listed, strict=True)
@@ -91,18 +91,22 @@ def by_hand(weights, n, steps):
 
 def test_numbers_are_those_of_the_weights(plain):
     samples, metadata, weights = plain
-    references = range(0, 224, 2)
-    listed = [rows({n: by_hand(weights, n, [step]) for n in DISTANCES}, steps=[step]) for step in references]
+    references = range(120, 224, 2)  # the later half, less the longest distance
+    listed = [
+        rows({n: by_hand(weights, n, [step]) for n in DISTANCES}, steps=[step]) for step in (0, 50, 118, *references)
+    ]
     result = eq.translate(run=Run(samples, pa.concat_tables(listed), metadata), batch=8)
     assert isinstance(result, BatchScaling)
     (layer,) = result.layers
     assert result.present == SGD(0.5, 0.01) and result.rule == SGD(4.0, 0.01)
-    assert (result.first, result.last, result.longest, layer.references) == (0, 239, 16, 112)
-    one, many = by_hand(weights, 1, range(240)), by_hand(weights, 8, references)
+    assert (result.first, result.last, result.longest, layer.references) == (120, 239, 16, 52)
+    one, many = by_hand(weights, 1, range(120, 240)), by_hand(weights, 8, references)
     assert np.cos(layer.now) == pytest.approx(np.exp(-many), rel=1e-9)
     assert np.cos(layer.scaled) == pytest.approx(np.exp(-8 * one), rel=1e-6)
     assert layer.independent == pytest.approx(1, rel=1e-9)
     assert layer.kept == pytest.approx(measured_scaling_ratio(many, one, 8), rel=1e-5)
+    scatter = np.std([by_hand(weights, 8, [step]) for step in references], ddof=1) / np.sqrt(52)
+    assert layer.error == pytest.approx(layer.kept * scatter / many / 2, rel=1e-5)
     assert set(result.refused) == {"2.weight"}
 
 
@@ -112,7 +116,7 @@ def planted(run, turned, **where):
 
 
 def one_step(run):
-    return by_hand(run[2], 1, range(240))
+    return by_hand(run[2], 1, range(120, 240))
 
 
 def test_scaling_breaks_where_a_tenth_is_lost(plain):
@@ -125,7 +129,7 @@ def test_scaling_breaks_where_a_tenth_is_lost(plain):
 
 
 def test_distances_between_and_beyond_follow_a_power():
-    turning = _Turning(np.array([1.0, 4.0, 16.0]), np.array([1.0, 4.0, 8.0]), references=1)
+    turning = _Turning(np.array([1.0, 4.0, 16.0]), np.array([1.0, 4.0, 8.0]), np.zeros(3), references=1)
     assert turning.at(np.array([2.0, 8.0, 32.0])) == pytest.approx([2.0, np.sqrt(32), 8 * np.sqrt(2)])
     assert turning.reach == 32
 
@@ -136,17 +140,19 @@ def test_momentum_alone_is_not_taken_for_a_failure_of_scaling(rule):
     assert np.sqrt(_independent(rule, 8)[-1]) == pytest.approx(linear_scaling_ratio(rule, 8), rel=1e-3)
 
 
-def test_only_the_last_stretch_with_one_lr_counts():
+def test_only_the_later_half_of_the_last_stretch_with_one_lr_counts():
     samples, metadata, weights = trained(
         lambda groups: torch.optim.SGD(groups, lr=0.5, weight_decay=0.01), steps=120, drop=60
     )
-    early, late = rows({8: 0.5}, steps=[52, 59]), rows({8: by_hand(weights, 8, [70])}, steps=[70])
+    early, late = rows({8: 0.5}, steps=[52, 59, 70]), rows({8: by_hand(weights, 8, [95])}, steps=[95])
     over = rows({8: 0.5}, steps=[113])  # it would end after the last sample
     result = eq.translate(run=Run(samples, pa.concat_tables([early, late, over]), metadata), batch=8)
     (layer,) = result.layers
-    assert (result.first, result.last, layer.references, result.present.lr) == (60, 119, 1, pytest.approx(0.05))
-    assert np.cos(layer.now) == pytest.approx(np.exp(-by_hand(weights, 8, [70])), rel=1e-9)
-    with pytest.raises(EquilibriaError, match="since lr, weight decay or momentum last changed"):
+    assert (result.first, result.last, layer.references, result.present.lr) == (90, 119, 1, pytest.approx(0.05))
+    assert np.cos(layer.now) == pytest.approx(np.exp(-by_hand(weights, 8, [95])), rel=1e-9)
+    with pytest.raises(
+        EquilibriaError, match="later half of the steps since lr, weight decay or momentum last changed"
+    ):
         eq.translate(run=Run(samples, early, metadata), batch=8)
 
 
@@ -191,7 +197,7 @@ def test_the_command_prints_the_layers(plain, monkeypatch):
     monkeypatch.setattr("equilibria.forecasting._translation.as_run", lambda path: run)
     shown = CliRunner().invoke(app, LINE.split(), catch_exceptions=False).output
     words = " ".join(shown.split())
-    assert "steps 0 to 239 have one lr" in words and "up to 16 of them, on 1 layer" in words
+    assert "steps 120 to 239, the later half" in words and "over up to 16 steps, on 1 layer" in words
     assert "the ratio is 0.98 of that of independent gradients: 2 % of the angle is pulled back" in words
     assert "no layer loses 10 % of the angle up to 32 times the batch" in words
     got = json.loads(CliRunner().invoke(app, f"{LINE} --json".split()).output)

@@ -177,19 +177,20 @@ def _show_layers(scaling: BatchScaling) -> None:
     kept = [layer.kept for layer in layers]
     print("  On this network")
     for line in (
-        f"steps {scaling.first:,} to {scaling.last:,} have one lr, weight decay and momentum; turning was measured "
-        f"over up to {scaling.longest:,} of them, on {counted(len(layers), 'layer')}",
+        f"of steps {scaling.first:,} to {scaling.last:,}, the later half of those with the present lr, weight decay "
+        f"and momentum; turning was measured over up to {scaling.longest:,} steps, on {counted(len(layers), 'layer')}",
         f"{n} steps as now turn a layer by {_spread([layer.now for layer in layers])} rad (measured), one step of the "
         f"scaled settings, with as many samples, by {_spread([layer.scaled for layer in layers])} rad (predicted)",
         f"the ratio is {_spread(kept)} of that of independent gradients{_reading(kept)}",
         _breaking(scaling),
     ):
         print(wrap(line, indent="    - ", hang="      "))
-    rows = [["layer", "now, rad", "scaled, rad", "ratio", "independent", "kept", "10 % lost at"]]
+    rows = [["layer", "now, rad", "scaled, rad", "ratio", "independent", "kept", "±", "10 % lost at"]]
     for layer in sorted(layers, key=lambda layer: layer.kept)[:_MOST_LAYERS]:
         numbers_shown = (layer.now, layer.scaled, layer.now / layer.scaled, layer.independent, layer.kept)
+        error = f"{layer.error:.2g}" if layer.error == layer.error else ""
         at = "" if layer.breaks_at is None else f"x {layer.breaks_at:,}"
-        rows.append([layer.name, *(f"{value:.3g}" for value in numbers_shown), at])
+        rows.append([layer.name, *(f"{value:.3g}" for value in numbers_shown), error, at])
     print()
     print(table(rows, left=1))
     more = len(layers) - _MOST_LAYERS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equilibria.diagnosis.gradient_size import late_from
 from equilibria.diagnosis.run import SampledRun, sampled_run
 from equilibria.diagnosis.series import SETTINGS
 from equilibria.errors import EquilibriaError, whole
@@ -46,7 +48,8 @@ class LayerScaling:
         scaled: angle of one step of the scaled settings, radians; predicted.
         independent: ``now / scaled`` by the law for independent gradients: 1 for plain SGD, more with momentum.
         kept: ``now / scaled`` over ``independent``; below 1 where steps pull back.
-        breaks_at: smallest factor of the batch size at which ``kept`` is 0.9 or less; None if that is beyond twice the
+        error: standard error of ``kept`` from the scatter between references; NaN with a single one.
+        breaks_at: factor of the batch size from which on ``kept`` is 0.9 or less; None if that is beyond twice the
             longest measured distance.
     """
 
@@ -56,6 +59,7 @@ class LayerScaling:
     scaled: float
     independent: float
     kept: float
+    error: float
     breaks_at: int | None
 
 
@@ -66,7 +70,8 @@ class BatchScaling(Translation):
     Attributes:
         present: the settings of the run in the stretch; of several, those of the most layers.
         batch: factor of the batch size.
-        first: first sampled step of the last stretch with one lr, weight decay and momentum.
+        first: first step that was used: the middle of the last stretch with one lr, weight decay and momentum, so that
+            norms had time to settle.
         last: last sampled step.
         longest: longest distance in steps over which turning was measured in it.
         layers: in the order of the run.
@@ -254,7 +259,7 @@ def _by_layer(table: Any) -> dict[str, dict[str, NDArray[Any]]]:
 
 
 def _stretch(columns: Mapping[str, Array]) -> tuple[int, int, float]:
-    """First and last sampled step of the last stretch with one setting, and D(1) in it; NaN without samples.
+    """First and last step of the later half of the last stretch with one setting, and D(1) in it; NaN without samples.
 
     D(1) comes from the angles of the samples, which are many; a reference gives one step of every 1,024.
     """
@@ -266,38 +271,44 @@ def _stretch(columns: Mapping[str, Array]) -> tuple[int, int, float]:
         last = columns[name][-1]
         same &= np.isclose(columns[name], last, rtol=_ONE, atol=0, equal_nan=True)
     begin = len(steps) - int(np.argmin(same[::-1])) if not same.all() else 0
-    angles = columns["angle"][begin:]
+    late = math.ceil(late_from(steps[begin], steps[-1]))
+    angles = columns["angle"][steps >= late]
     angles = angles[np.isfinite(angles)]
     one_step = float(-np.log1p(-np.mean(2 * np.sin(angles / 2) ** 2))) if len(angles) else np.nan
-    return int(steps[begin]), int(steps[-1]), one_step
+    return late, int(steps[-1]), one_step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Turning:
-    """D(n) of one layer in a stretch: distances, 1 first, and -ln of the mean cosine over each."""
+    """D(n) of one layer in a stretch: distances, 1 first, and -ln of the mean cosine over each.
+
+    ``error`` is the relative standard error of D from the scatter between references.
+    """
 
     distance: Array
     turned: Array
+    error: Array
     references: int
 
     @classmethod
     def measured(cls, rows: Mapping[str, NDArray[Any]] | None, stretch: tuple[int, int, float]) -> _Turning | None:
-        """From the rows that begin and end in the stretch; None if there are none, or no angle of single steps."""
+        """From the rows that begin and end in the stretch; None if there are none, or no angles of single steps."""
         first, last, one_step = stretch
         if rows is None or not one_step > 0:
             return None
         inside = (rows["step"] >= first) & (rows["step"] + rows["distance"] <= last + 1) & (rows["distance"] > 1)
         distance, turned = rows["distance"][inside], rows["turned"][inside]
-        found = [1.0], [one_step]
+        known = [(1.0, one_step, 0.0)]
         for n in np.unique(distance):
-            mean = -np.log(np.mean(np.exp(-turned[distance == n])))
+            each = turned[distance == n]
+            mean = -np.log(np.mean(np.exp(-each)))
             if not np.isfinite(mean):  # a weight beyond a right angle: D is not known, nor farther on
                 break
-            found[0].append(float(n))
-            found[1].append(float(mean))
-        if len(found[0]) < 2:
+            error = np.std(each, ddof=1) / np.sqrt(len(each)) / mean if len(each) > 1 else np.nan
+            known.append((float(n), float(mean), float(error)))
+        if len(known) < 2:
             return None
-        return cls(np.array(found[0]), np.array(found[1]), len(np.unique(rows["step"][inside])))
+        return cls(*np.array(known).T, references=len(np.unique(rows["step"][inside])))
 
     @property
     def reach(self) -> int:
@@ -325,7 +336,10 @@ def _refusal(run: SampledRun, position: int, measured: _Turning | None, batch: i
             return "undecided whether it is scale-invariant: label it, eq.watch(..., invariant=eq.symmetries(...))"
         return "not scale-invariant: the laws do not hold for it"
     if measured is None:
-        return "no turning over many steps was measured since lr, weight decay or momentum last changed"
+        return (
+            "no turning over many steps was measured in the later half of the steps since lr, weight decay or momentum "
+            "last changed"
+        )
     if batch > measured.reach:
         return (
             f"its turning was measured over up to {measured.distance[-1]:,.0f} steps, from which {batch:,} cannot be "
@@ -339,8 +353,9 @@ def _layer(name: str, rule: Rule, measured: _Turning, batch: int) -> LayerScalin
     independent = np.sqrt(_independent(rule, measured.reach))
     ratio = np.sqrt(measured.at(steps) / (steps * measured.turned[0]))
     kept = ratio / independent
-    broken = np.flatnonzero(kept <= 1 - _LOST)
+    last_whole = int(steps[kept > 1 - _LOST][-1])
     now, scaled = measured.at(np.array([batch]))[0], batch * measured.turned[0]
+    error = np.interp(np.log(batch), np.log(measured.distance), measured.error) / 2  # of a root
     return LayerScaling(
         name=name,
         references=measured.references,
@@ -348,7 +363,8 @@ def _layer(name: str, rule: Rule, measured: _Turning, batch: int) -> LayerScalin
         scaled=float(np.arccos(np.exp(-scaled))),
         independent=float(independent[batch - 1]),
         kept=float(kept[batch - 1]),
-        breaks_at=int(steps[broken[0]]) if len(broken) else None,
+        error=float(kept[batch - 1] * error),
+        breaks_at=last_whole + 1 if last_whole < measured.reach else None,
     )
 
 
