@@ -24,12 +24,12 @@ left.axhline(1, **style.THEORY, label="independent steps")
 left.set(xlabel="steps n", ylabel="turned / n times one step", xscale="log", yscale="log", ylim=(0.04, 1.5))
 left.legend(fontsize=8)
 
-run = numbers["mlp-bn-sgd"]
+run = numbers["conv-bn-sgd"]
 for batch, colour in zip(BATCHES, COLOURS, strict=True):
     turned = np.array(run[f"D(n) at batch {batch}"][MIDDLE])
     images = batch * 2.0 ** np.arange(len(turned))
     middle.plot(images, np.degrees(np.arccos(np.exp(-turned))), "o-", ms=3, color=colour, label=f"batch {batch}")
-middle.set(xlabel="images", ylabel="angle (degrees), BN MLP", xscale="log", yscale="log")
+middle.set(xlabel="images", ylabel="angle (degrees), BN conv net", xscale="log", yscale="log")
 middle.legend(fontsize=8)
 
 for (net, label), colour in zip(NETS.items(), COLOURS, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from equilibria.lab.harness.claim import Claim, Source, demanded_if
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.harness.task import progress_reporter
+from equilibria.theory.angles import n_step_angles
 from equilibria.theory.correlation import turning_ratio
 
 if TYPE_CHECKING:
@@ -310,109 +311,118 @@ def draw(config: Config, results: TaskResults) -> Figures:
 
 
 def _draw_turning(config: Config, results: TaskResults) -> Figure:
-    """D(n)/(n D(1)) of the largest layer of every network: measured with all seeds, and from its correlations."""
+    """Turning over n steps of every layer: points for all seeds, the correlations of moves, independent gradients."""
     figure, axes = panels(len(config.networks), len(OPTIMIZERS), width=2.6, height=2.1)
-    distances = np.array(config.distances(config.main))
-    letters = iter("abcdefghijkl")
-    for row, network in enumerate(config.networks):
-        for column, optimizer in enumerate(OPTIMIZERS):
-            axis = axes[row * len(OPTIMIZERS) + column]
-            runs = [results[key(network, optimizer, seed)] for seed in config.seeds]
-            for place, colour in zip(range(len(runs[0]["names"])), COLOURS, strict=False):
-                apart = np.array([1 - run["main_cosines"][place] for run in runs])
-                ratio = apart / apart[:, :1] / distances
-                for seed in ratio:
-                    axis.plot(distances, seed, "o", color=colour, ms=2, alpha=0.4)
-                law = np.mean([turning_ratio(run["main_moves"][place, 1:]) for run in runs], axis=0)
-                reach = distances[distances <= len(law)]
-                axis.plot(reach, law[reach - 1], color=colour, lw=1, label=f"layer {place + 1}")
-            axis.axhline(1, color=THEORY, lw=0.8, ls="--")
-            label_panel(axis, next(letters), f"{NETS[network]}, {OPTIMIZERS[optimizer]}", xscale="log", yscale="log")
-            if row == len(config.networks) - 1:
-                axis.set_xlabel("steps n")
-            if column == 0:
-                axis.set_ylabel(r"$(1-\cos_n)\,/\,n\,(1-\cos_1)$")
+    for place, axis in enumerate(axes):
+        network = config.networks[place // len(OPTIMIZERS)]
+        optimizer = list(OPTIMIZERS)[place % len(OPTIMIZERS)]
+        runs = [results[key(network, optimizer, seed)] for seed in config.seeds]
+        _draw_layers(axis, config, runs)
+        distances = np.array(config.distances(config.main))
+        apart = 1 - np.cos(n_step_angles(config.rule(optimizer), int(distances[-1])))
+        axis.plot(distances, apart[distances] / (apart[1] * distances), color=THEORY, lw=0.8, ls="--")
+        label_panel(axis, "abcdefghi"[place], f"{NETS[network]}, {OPTIMIZERS[optimizer]}", xscale="log", yscale="log")
+        axis.set_ylim((0.012, 2) if optimizer == SGD else (0.3, 30))
+    for axis in axes[-len(OPTIMIZERS) :]:
+        axis.set_xlabel("steps n")
+    for axis in axes[:: len(OPTIMIZERS)]:
+        axis.set_ylabel(r"$(1-\cos_n)\,/\,n\,(1-\cos_1)$")
+    axes[0].plot([], [], color=THEORY, lw=0.8, ls="--", label="independent gradients")
     axes[0].legend()
     return figure
 
 
+def _draw_layers(axis: Axes, config: Config, runs: Sequence[Arrays]) -> None:
+    distances = np.array(config.distances(config.main))
+    for place, colour in zip(range(len(runs[0]["names"])), COLOURS, strict=False):
+        apart = np.array([1 - run["main_cosines"][place] for run in runs])
+        axis.plot(distances, (apart / apart[:, :1] / distances).T, "o", color=colour, ms=2.5, alpha=0.4)
+        law = np.mean([turning_ratio(run["main_moves"][place, 1:]) for run in runs], axis=0)
+        reach = distances[distances <= len(law)]
+        axis.plot(reach, law[reach - 1], color=colour, lw=1, label=f"layer {place + 1}")
+
+
 def _draw_identities(config: Config, results: TaskResults) -> Figure:
-    """Ratios that are 1 where an identity holds; a point per seed, of the median layer or of all parameters."""
-    figure, axes = panels(1, 3, width=3.0, height=2.6)
-    rows: list[tuple[str, list[float], list[float] | None, list[float] | None]] = []
-    for network in config.networks:
-        for optimizer in OPTIMIZERS:
-            runs = [results[key(network, optimizer, seed)] for seed in config.seeds]
-            curvature = [float(curvature_ratio(run)[-1]) for run in runs]
-            share = None
-            if optimizer == SGD:
-                share = [float(np.median(-run["main_gradients"][:, 1] / run["main_shares"])) for run in runs]
-            if optimizer == SGDM:
-                share = [float(np.median(momentum_share(run) / run["main_shares"])) for run in runs]
-            ratios = [scaling(config, run, MAIN) for run in runs]
-            step = [float(np.median(measured / predicted)) for predicted, measured in ratios]
-            rows.append((f"{NETS[network]}, {OPTIMIZERS[optimizer]}", curvature, share, step))
+    """Ratios that are 1 where an identity holds; a point per seed; shaded: the tolerance of plain SGD's claim."""
+    figure, axes = panels(1, 3, width=3.1, height=2.6)
     factor = round(config.main.factor / config.small.factor)
-    titles = (
-        "2<g, e> / e'He, all parameters",
-        "mean gradient's share / independent batches",
-        f"{factor} steps against one: measured / predicted",
-    )
-    for column, (axis, title) in enumerate(zip(axes, titles, strict=True), start=1):
-        for place, row in enumerate(rows):
-            values = row[column]
-            if values is not None:
-                axis.plot(values, [place] * len(values), "o", color=COLOURS[place // len(OPTIMIZERS)], alpha=0.6)
+    columns: dict[str, tuple[float, Callable[[str, Arrays], float]]] = {
+        "2<g, e> / e'He, all parameters": (_CURVATURE["all"], lambda _, run: float(curvature_ratio(run)[-1])),
+        "mean gradient's share / measured": (_CURVATURE["layer"], _share_ratio),
+        f"{factor} steps / one, over prediction": (
+            _NEAR,
+            lambda _, run: float(np.median(np.divide(*scaling(config, run, MAIN)[::-1]))),
+        ),
+    }
+    rows = [(network, optimizer) for network in config.networks for optimizer in OPTIMIZERS]
+    for axis, letter, (title, (tolerance, ratio)) in zip(axes, "abc", columns.items(), strict=True):
+        axis.axvspan(1 - tolerance, 1 + tolerance, color="#eef0f3", lw=0)
+        for place, (network, optimizer) in enumerate(rows):
+            values = [ratio(optimizer, results[key(network, optimizer, seed)]) for seed in config.seeds]
+            colour = COLOURS[place // len(OPTIMIZERS)]
+            axis.plot(values, [place] * len(values), "o", color=colour, alpha=0.6)
         axis.axvline(1, color=THEORY, lw=0.8, ls="--")
         axis.set_ylim(len(rows) - 0.5, -0.5)
-        axis.set_yticks(range(len(rows)), [row[0] for row in rows] if column == 1 else [""] * len(rows))
-        label_panel(axis, "abc"[column - 1], title)
+        names = [f"{NETS[network]}, {OPTIMIZERS[optimizer]}" for network, optimizer in rows]
+        axis.set_yticks(range(len(rows)), names if axis is axes[0] else [""] * len(rows))
+        label_panel(axis, letter, title)
     return figure
+
+
+def _share_ratio(optimizer: str, run: Arrays) -> float:
+    """Mean gradient's share from successive steps over that from independent batches; NaN where no law gives it."""
+    if optimizer == ADAMW:
+        return float("nan")
+    share = momentum_share(run) if optimizer == SGDM else -run["main_gradients"][:, 1]
+    return float(np.median(share / run["main_shares"]))
 
 
 def _draw_batch(config: Config, results: TaskResults) -> Figure:
     """Plain SGD with three batch sizes: the diffusion per image, and the mean gradient's share."""
-    figure, axes = panels(2, len(config.networks), width=2.7, height=2.2)
+    count = len(config.networks)
+    figure, axes = panels(2, count, width=2.8, height=2.2)
     for column, network in enumerate(config.networks):
         runs = [results[key(network, SGD, seed)] for seed in config.seeds]
-        _draw_diffusion(axes[column], config, runs)
-        label_panel(axes[column], "abc"[column], NETS[network], xscale="log", yscale="log", xlabel="images")
-        _draw_shares(axes[len(config.networks) + column], config, runs)
-        label_panel(
-            axes[len(config.networks) + column],
-            "def"[column],
-            NETS[network],
-            xscale="log",
-            yscale="log",
-            xlabel="batch",
-        )
+        above, below = axes[column], axes[count + column]
+        _draw_diffusion(above, config, runs)
+        label_panel(above, "abc"[column], NETS[network], xscale="log", yscale="log", xlabel="images")
+        _draw_shares(below, config, runs)
+        label_panel(below, "def"[column], NETS[network], xlabel="batch")
+        above.set_ylim(1e-6, 4e-5)
+        below.set_ylim(5e-3, 2)
     axes[0].set_ylabel("D per image, middle layer")
-    axes[len(config.networks)].set_ylabel("share of the mean gradient")
+    axes[count].set_ylabel("share of the mean gradient")
     axes[0].legend()
-    axes[len(config.networks)].legend()
+    axes[count].legend(loc="upper left")
     return figure
 
 
+def _by_batch(config: Config) -> list[tuple[str, int]]:
+    """Stages of plain SGD with their batch sizes, ascending."""
+    stages = {name: config.batch(stage) for name, stage in config.stages(SGD).items()}
+    return sorted(stages.items(), key=lambda item: item[1])
+
+
 def _draw_diffusion(axis: Axes, config: Config, runs: Sequence[Arrays]) -> None:
-    for (name, stage), colour in zip(
-        sorted(config.stages(SGD).items(), key=lambda item: item[1].factor), COLOURS, strict=False
-    ):
-        batch = config.batch(stage)
-        images = batch * np.array(config.distances(stage))
-        middle = len(runs[0]["names"]) // 2
+    middle = len(runs[0]["names"]) // 2
+    for (name, batch), colour in zip(_by_batch(config), COLOURS, strict=False):
+        images = batch * np.array(config.distances(config.stages(SGD)[name]))
         curves = np.array([turned(run, name)[middle] for run in runs]) / images
         axis.plot(images, curves.mean(axis=0), "o-", color=colour, label=f"batch {batch}")
-    axis.set_ylim(bottom=None)
 
 
 def _draw_shares(axis: Axes, config: Config, runs: Sequence[Arrays]) -> None:
-    stages = sorted(config.stages(SGD).items(), key=lambda item: item[1].factor)
-    batches = [config.batch(stage) for _, stage in stages]
+    batches = [batch for _, batch in _by_batch(config)]
     for place, colour in zip(range(len(runs[0]["names"])), COLOURS, strict=False):
-        successive = [np.mean([-run[f"{name}_gradients"][place, 1] for run in runs]) for name, _ in stages]
-        independent = [np.mean([run[f"{name}_shares"][place] for run in runs]) for name, _ in stages]
+        successive = [np.mean([-run[f"{name}_gradients"][place, 1] for run in runs]) for name, _ in _by_batch(config)]
+        independent = [np.mean([run[f"{name}_shares"][place] for run in runs]) for name, _ in _by_batch(config)]
         axis.plot(batches, successive, "o-", color=colour, label=f"layer {place + 1}: $-\\rho_1$")
         axis.plot(batches, independent, "x", color=colour, ms=5)
+    axis.plot([], [], "x", color=THEORY, ms=5, label="independent batches")
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xticks(batches, [str(batch) for batch in batches])
+    axis.set_xticks([], minor=True)
 
 
 _SMOKE = Config(

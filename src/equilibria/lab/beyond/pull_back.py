@@ -11,6 +11,7 @@ import numpy as np
 
 from equilibria.lab.beyond.trajectory import Array
 from equilibria.lab.harness.experiment import Arrays
+from equilibria.theory import rules
 from equilibria.theory.correlation import (
     cosine_over_steps,
     fit_relaxation_spectrum,
@@ -18,6 +19,7 @@ from equilibria.theory.correlation import (
     measured_scaling_ratio,
     turning_ratio,
 )
+from equilibria.theory.rules import Rule
 
 SGD, SGDM, ADAMW = "sgd", "sgdm", "adamw"
 OPTIMIZERS = {SGD: "SGD", SGDM: "SGDM", ADAMW: "AdamW"}
@@ -81,6 +83,14 @@ class Config:
             return {"lr": 5e-3 * root, "weight_decay": 0.5 * root, "other_lr": 5e-3 * root}
         lr = 0.5 if optimizer == SGD else 0.5 * (1 - MOMENTUM)
         return {"lr": lr * factor, "weight_decay": 5e-3, "other_lr": lr * factor / 5}
+
+    def rule(self, optimizer: str) -> Rule:
+        """The optimizer of the scale-invariant layers with the main batch."""
+        settings = self.settings(optimizer, self.main.factor)
+        lr, weight_decay = settings["lr"], settings["weight_decay"]
+        if optimizer == ADAMW:
+            return rules.AdamW(lr, weight_decay)
+        return rules.SGD(lr, weight_decay, momentum=MOMENTUM if optimizer == SGDM else 0.0)
 
     def decay(self, optimizer: str, factor: float) -> float:
         """Decay per step in force."""
