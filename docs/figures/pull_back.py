@@ -1,4 +1,4 @@
-"""Turning over many steps, and over many images with three batch sizes; the mean gradient's share. From eq-diffusion."""
+"""Turning over many steps, over many images with three batch sizes, and the mean gradient's share; of eq-diffusion."""
 
 from __future__ import annotations
 
