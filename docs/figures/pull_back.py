@@ -25,11 +25,12 @@ left.set(xlabel="steps n", ylabel="turned / n times one step", xscale="log", ysc
 left.legend(fontsize=8)
 
 run = numbers["conv-bn-sgd"]
+unit = run["D(n) at batch 16"][MIDDLE][0] / 16
 for batch, colour in zip(BATCHES, COLOURS, strict=True):
     turned = np.array(run[f"D(n) at batch {batch}"][MIDDLE])
     images = batch * 2.0 ** np.arange(len(turned))
-    middle.plot(images, np.degrees(np.arccos(np.exp(-turned))), "o-", ms=3, color=colour, label=f"batch {batch}")
-middle.set(xlabel="images", ylabel="angle (degrees), BN conv net", xscale="log", yscale="log")
+    middle.plot(images, turned / images / unit, "o-", ms=3, color=colour, label=f"batch {batch}")
+middle.set(xlabel="images", ylabel="turned per image, BN conv net", xscale="log", yscale="log", ylim=(0.04, 1.5))
 middle.legend(fontsize=8)
 
 for (net, label), colour in zip(NETS.items(), COLOURS, strict=True):
@@ -37,8 +38,10 @@ for (net, label), colour in zip(NETS.items(), COLOURS, strict=True):
     shares = np.array([numbers[f"{net}-sgd"][name.format(batch)] for batch in BATCHES])[:, :, MIDDLE]
     right.plot(BATCHES, shares[:, 0], "o-", ms=3, color=colour, label=label)
     right.plot(BATCHES, shares[:, 1], "x", color=colour)
-right.plot([], [], "o-", ms=3, color=style.GREY, label="from successive gradients")
-right.plot([], [], "x", color=style.GREY, label="from independent batches")
-right.set(xlabel="batch", ylabel="share of the mean gradient", xscale="log", yscale="log")
-right.legend(fontsize=7)
+right.plot([], [], "o-", ms=3, color=style.GREY, label="successive gradients")
+right.plot([], [], "x", color=style.GREY, label="independent batches")
+right.set(xlabel="batch", ylabel="share of the mean gradient", xscale="log", yscale="log", ylim=(0.006, 5))
+right.set_xticks(BATCHES, [str(batch) for batch in BATCHES])
+right.set_xticks([], minor=True)
+right.legend(fontsize=7, loc="upper left")
 style.save(figure, "pull-back")
