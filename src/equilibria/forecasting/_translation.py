@@ -308,7 +308,8 @@ class _Turning:
             known.append((float(n), float(mean), float(error)))
         if len(known) < 2:
             return None
-        return cls(*np.array(known).T, references=len(np.unique(rows["step"][inside])))
+        distances, means, errors = np.array(known).T
+        return cls(distances, means, errors, references=len(np.unique(rows["step"][inside])))
 
     @property
     def reach(self) -> int:
