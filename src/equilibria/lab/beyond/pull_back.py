@@ -57,7 +57,7 @@ class Config:
     """
 
     networks: tuple[str, ...] = tuple(NETS)
-    seeds: tuple[int, ...] = (100, 101, 102, 103, 104, 105)
+    seeds: tuple[int, ...] = (100, 101, 102, 103, 104, 105, 106, 107)
     batch_size: int = 128
     label_noise: float = 0.3
     width: int = 16
