@@ -7,7 +7,8 @@ The verbs, imported on first use:
 - `plan`: what a schedule will do, before it runs.
 - `forecast`: what every layer will do over the rest of a run, from what was recorded of it.
 - `fold`: weight decay folded into an exponentially growing learning rate.
-- `translate`: the same dynamics for another initial scale, batch size, weight decay or optimizer.
+- `translate`: the same dynamics for another initial scale, batch size, weight decay or optimizer; with a run, how far a
+  larger batch keeps them on this network.
 - `objective`: the loss of a network as a function of its named parameters and a batch; `Objective` for any function.
 - `symmetries`: every scaling symmetry of a loss: which weights are scale-invariant, alone, by rows or jointly.
 - `sharpness`: the largest curvature of a loss, raw, spherical or preconditioned, with a bound on its error.
@@ -29,13 +30,12 @@ if TYPE_CHECKING:
     from equilibria import theory
     from equilibria.control import split_decay
     from equilibria.curvature import sharpness
-    from equilibria.forecasting import forecast
+    from equilibria.forecasting import forecast, translate
     from equilibria.objectives import Objective, objective
     from equilibria.planning import plan
     from equilibria.symmetry import symmetries
     from equilibria.theory.citations import cite
     from equilibria.theory.folding import fold
-    from equilibria.theory.translation import translate
     from equilibria.watching import SharpnessTracker, read_run, watch
 
 __all__ = [
@@ -72,7 +72,7 @@ __getattr__, __dir__ = lazy_names(
         "split_decay": "control",
         "symmetries": "symmetry",
         "theory": "theory",
-        "translate": "theory.translation",
+        "translate": "forecasting",
         "watch": "watching",
     },
 )

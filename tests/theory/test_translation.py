@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tests.helpers import random_walk
 
 from equilibria.errors import EquilibriaError
+from equilibria.forecasting import translate
 from equilibria.theory import SGD, SGDW, AdamL2, AdamW, Lion, Muon
 from equilibria.theory.angles import angular_diffusion, n_step_angles
 from equilibria.theory.settling import relaxation
 from equilibria.theory.states import settled
 from equilibria.theory.translation import (
-    translate,
     translate_batch,
     translate_decay,
     translate_optimizer,

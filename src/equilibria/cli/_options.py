@@ -77,21 +77,28 @@ def example(*lines: str) -> str:
     return "\b\n" + "\n".join([f"{title}:", *(f"  equilibria {line}" for line in lines)])
 
 
-optimizer_option = click.option(
-    "--optimizer",
-    required=True,
-    shell_complete=completes(OPTIMIZERS),
-    help=f"One of: {', '.join(OPTIMIZERS)} (adam: coupled L2).",
-)
-setting_options = apply(
-    click.option("--lr", type=NUMBER, help="Learning rate (the peak, with a schedule; not needed with --lr-file)."),
-    click.option("--wd", "--weight-decay", type=NUMBER, required=True, help="Weight decay, as torch takes it."),
-    click.option("--momentum", type=NUMBER, help="Momentum (sgd, sgdw: 0 if not given; muon: 0.95)."),
-    click.option("--nesterov", is_flag=True, help="Nesterov momentum (sgd; muon has it on by itself)."),
-    click.option("--dampening", type=NUMBER, help="Dampening (sgd)."),
-    click.option("--betas", help="beta1,beta2 (adamw, adam: 0.9,0.999 if not given; lion: 0.9,0.99)."),
-)
-rule_options = apply(optimizer_option, setting_options)
+def _rule_options(*, required: bool) -> tuple[Callable[[Command], Command], Callable[[Command], Command]]:
+    """The optimizer's option, and those of its settings."""
+    optimizer = click.option(
+        "--optimizer",
+        required=required,
+        shell_complete=completes(OPTIMIZERS),
+        help=f"One of: {', '.join(OPTIMIZERS)} (adam: coupled L2).",
+    )
+    settings = apply(
+        click.option("--lr", type=NUMBER, help="Learning rate (the peak, with a schedule; not needed with --lr-file)."),
+        click.option("--wd", "--weight-decay", type=NUMBER, required=required, help="Weight decay, as torch takes it."),
+        click.option("--momentum", type=NUMBER, help="Momentum (sgd, sgdw: 0 if not given; muon: 0.95)."),
+        click.option("--nesterov", is_flag=True, help="Nesterov momentum (sgd; muon has it on by itself)."),
+        click.option("--dampening", type=NUMBER, help="Dampening (sgd)."),
+        click.option("--betas", help="beta1,beta2 (adamw, adam: 0.9,0.999 if not given; lion: 0.9,0.99)."),
+    )
+    return optimizer, settings
+
+
+_optimizer_option, setting_options = _rule_options(required=True)
+rule_options = apply(_optimizer_option, setting_options)
+rule_or_run_options = apply(*_rule_options(required=False))
 scale_options = apply(
     click.option("--unit-grad-sq", type=NUMBER, help="L = E||g||^2 ||w||^2 of a layer; fixes the norm of sgd, sgdw."),
     click.option("--dim", type=WHOLE, help="Number of entries of the weight; fixes the norm of adamw, lion."),
@@ -131,8 +138,9 @@ def build_rule(options: dict[str, Any]) -> Rule:
     from equilibria.theory import RULES
 
     optimizer = optimizer_of(options)
-    if options["lr"] is None:
-        raise EquilibriaError("--lr is missing; expected the learning rate, such as --lr 0.1")
+    for name, meaning in (("lr", "the learning rate, such as --lr 0.1"), ("wd", "the weight decay, such as --wd 5e-4")):
+        if options[name] is None:
+            raise EquilibriaError(f"--{name} is missing; expected {meaning}")
     settings = {name: options[name] for name in _NEEDS if options[name] not in (None, False)}
     for name in settings:
         if optimizer not in _NEEDS[name]:

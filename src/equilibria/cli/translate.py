@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from equilibria.cli._options import (
     NUMBER,
+    PATH,
     build_rule,
     example,
     flag,
     json_option,
     named,
     numbers,
-    rule_options,
+    rule_or_run_options,
     scale_options,
 )
 from equilibria.cli._output import jsonable, print_json
 from equilibria.errors import EquilibriaError, one_of, positive
+from equilibria.findings import counted, percent
 from equilibria.views.terminal import table, wrap
 
 if TYPE_CHECKING:
+    from equilibria.forecasting import BatchScaling
     from equilibria.theory import Rule
     from equilibria.theory.translation import Translation
 
@@ -34,13 +39,21 @@ _USED_BY = {
     "unit_grad_sq": _TARGETS,
     "dim": _TARGETS,
 }
+_MOST_LAYERS = 12
+_LOST = 0.1  # as in `LayerScaling.breaks_at`
+_WITH_RUN = ("run", "scale_batch", "as_json")
 _ARGUMENTS = {"scale_init": "scale", "scale_batch": "batch", "hold_angle_at_wd": "weight_decay", "to": "to"}
 
 
 @click.command(
-    "translate", epilog=example("translate --optimizer adamw --lr 1e-3 --wd 0.1 --to lion --to-betas 0.9,0.99")
+    "translate",
+    epilog=example(
+        "translate --optimizer adamw --lr 1e-3 --wd 0.1 --to lion --to-betas 0.9,0.99",
+        "translate --run runs/a --scale-batch 8",
+    ),
 )
-@rule_options
+@rule_or_run_options
+@click.option("--run", type=PATH, help="with --scale-batch: a recorded run, in place of --optimizer and its settings.")
 @click.option("--scale-init", type=NUMBER, help="Factor of the initial weights.")
 @click.option("--scale-batch", type=NUMBER, help="Factor of the batch size.")
 @click.option("--hold-angle-at-wd", type=NUMBER, help="Another weight decay, at the same angle.")
@@ -51,9 +64,18 @@ _ARGUMENTS = {"scale_init": "scale", "scale_batch": "batch", "hold_angle_at_wd":
 @scale_options
 @json_option
 def command(**options: Any) -> None:
-    """Translate settings to another initial scale, batch size, weight decay or optimizer with the same dynamics."""
-    from equilibria.theory.translation import translate
+    """Translate settings to another initial scale, batch size, weight decay or optimizer with the same dynamics.
 
+    With --run and --scale-batch the settings are those of a recorded run, and the output says how far they can be
+    scaled on its network.
+    """
+    from equilibria.forecasting import translate
+
+    if options["run"] is not None:
+        _translate_run(options)
+        return
+    if options["optimizer"] is None:
+        raise EquilibriaError("--optimizer is missing; expected one, such as --optimizer sgd, or --run RUN")
     rule = build_rule(options)
     if options["to"] is not None:
         options["to"] = _checked_target(options["to"].lower())
@@ -78,6 +100,27 @@ def command(**options: Any) -> None:
         print_json({**jsonable(result), "optimizer": type(result.rule).__name__})
     else:
         _show(rule, result)
+
+
+def _translate_run(options: dict[str, Any]) -> None:
+    """Print how far the batch of a recorded run can be scaled."""
+    from equilibria.forecasting import BatchScaling, translate
+
+    typed = [flag(name) for name, value in options.items() if name not in _WITH_RUN and value not in (None, False)]
+    if typed or options["scale_batch"] is None:
+        raise EquilibriaError(
+            f"got --run {'with ' + typed[0] if typed else 'without --scale-batch'}; expected --run and --scale-batch "
+            "alone: a run has its own settings"
+        )
+    with named({"batch": "--scale-batch"}):
+        result = translate(run=options["run"], batch=options["scale_batch"])
+    assert isinstance(result, BatchScaling)
+    assert result.present is not None
+    if options["as_json"]:
+        print_json({**jsonable(result), "optimizer": type(result.rule).__name__})
+        return
+    _show(result.present, result)
+    _show_layers(result)
 
 
 def _checked_target(to: str) -> str:
@@ -126,6 +169,58 @@ def _show(old: Rule, new: Translation) -> None:
         print("  Alternative")
         print(wrap(new.alternative, indent="    ? ", hang="      "))
     print()
+
+
+def _show_layers(scaling: BatchScaling) -> None:
+    """How far scaling holds on the network of the run: the median and the range over layers, and the first rows."""
+    layers, n = scaling.layers, scaling.batch
+    kept = [layer.kept for layer in layers]
+    print("  On this network")
+    for line in (
+        f"of steps {scaling.first:,} to {scaling.last:,}, the later half of those with the present lr, weight decay "
+        f"and momentum; turning was measured over up to {scaling.longest:,} steps, on {counted(len(layers), 'layer')}",
+        f"{n} steps as now turn a layer by {_spread([layer.now for layer in layers])} rad (measured), one step of the "
+        f"scaled settings, with as many samples, by {_spread([layer.scaled for layer in layers])} rad (predicted)",
+        f"the ratio is {_spread(kept)} of that of independent gradients{_reading(kept)}",
+        _breaking(scaling),
+    ):
+        print(wrap(line, indent="    - ", hang="      "))
+    rows = [["layer", "now, rad", "scaled, rad", "ratio", "independent", "kept", "±", "10 % lost at"]]
+    for layer in sorted(layers, key=lambda layer: layer.kept)[:_MOST_LAYERS]:
+        numbers_shown = (layer.now, layer.scaled, layer.now / layer.scaled, layer.independent, layer.kept)
+        error = f"{layer.error:.2g}" if layer.error == layer.error else ""
+        at = "" if layer.breaks_at is None else f"x {layer.breaks_at:,}"
+        rows.append([layer.name, *(f"{value:.3g}" for value in numbers_shown), error, at])
+    print()
+    print(table(rows, left=1))
+    more = len(layers) - _MOST_LAYERS
+    notes = [f"{counted(more, 'more layer')} in --json"] if more > 0 else []
+    notes += (
+        [f"no prediction for {counted(len(scaling.refused), 'parameter')}; --json says why"] if scaling.refused else []
+    )
+    if notes:
+        print(wrap("; ".join(notes)))
+    print()
+
+
+def _spread(values: Sequence[float]) -> str:
+    """The median, and the range if there is one."""
+    shown = [f"{value:.3g}" for value in (median(values), min(values), max(values))]
+    return shown[0] if shown[1] == shown[2] else f"{shown[0]} ({shown[1]} to {shown[2]})"
+
+
+def _reading(kept: Sequence[float]) -> str:
+    lost = 1 - median(kept)
+    return f": {percent(lost)} of the angle is pulled back" if lost >= 0.005 else ""
+
+
+def _breaking(scaling: BatchScaling) -> str:
+    """The factor of the batch size at which a tenth of the angle is lost."""
+    known = [layer.breaks_at for layer in scaling.layers if layer.breaks_at is not None]
+    if not known:
+        return f"no layer loses {percent(_LOST)} of the angle up to {2 * scaling.longest:,} times the batch"
+    of = "" if len(known) == len(scaling.layers) else f", for {len(known)} of {len(scaling.layers)} layers"
+    return f"{percent(_LOST)} of the angle is lost from a batch x {_spread(known)} on{of}"
 
 
 def _text(value: Any) -> str:

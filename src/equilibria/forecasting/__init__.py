@@ -1,4 +1,4 @@
-"""The rest of a run, forecast from its record so far."""
+"""The rest of a run, forecast from its record so far, and settings with the same dynamics elsewhere."""
 
 from equilibria.forecasting._backtest import BASELINES, FORECAST, BackTest, LayerTest, Score, backtest
 from equilibria.forecasting._forecast import (
@@ -14,6 +14,7 @@ from equilibria.forecasting._forecast import (
 )
 from equilibria.forecasting._scenario import Scenario
 from equilibria.forecasting._suggest import AngleTarget, Proposal, Suggestion, suggest
+from equilibria.forecasting._translation import BatchScaling, LayerScaling, translate
 
 __all__ = [
     "BASELINES",
@@ -21,11 +22,13 @@ __all__ = [
     "AngleTarget",
     "BackTest",
     "Band",
+    "BatchScaling",
     "Estimate",
     "Forecast",
     "LayerForecast",
     "LayerOutcome",
     "LayerSamples",
+    "LayerScaling",
     "LayerTest",
     "Proposal",
     "Scenario",
@@ -35,5 +38,6 @@ __all__ = [
     "backtest",
     "forecast",
     "suggest",
+    "translate",
     "what_if",
 ]

@@ -209,7 +209,9 @@ def mean_gradient_share(correlation: float) -> float:
     """The mean gradient's share of E|g|^2, from the correlation rho_1 of successive gradients; plain SGD, stationary.
 
     Where the loss neither falls nor rises, what the mean gradient gains in a step, curvature takes back:
-    |E g|^2 = -rho_1 E|g|^2. The curvature along the step follows: lr_eff g'Hg/|g|^2 = 2 x this share.
+    |E g|^2 = -rho_1 E|g|^2. The curvature along the step follows: lr_eff g'Hg/|g|^2 = 2 x this share. Of one layer that
+    is its part of the product with the steps of all layers; on two BatchNorm networks it was 1.6 to 3.5 times the
+    product with its own block of H.
 
     Args:
         correlation: rho_1; not above 0, or the loss is not stationary.

@@ -22,6 +22,7 @@ RESULTS = Path(__file__).parents[3] / "results"
 
 # The longest; of the networks of each paper one stays in `make test`. `make test-all` runs all of them.
 LONG = {
+    "eq-diffusion",
     "eq-forecast",
     "eq-optimizers",
     "explr-angle",

@@ -48,6 +48,7 @@ MODULES = {
     "sharp-rmsprop": "papers.sharp.cor_b14_rmsprop",
     "sharp-schedulers": "papers.sharp.thm_b7_schedulers",
     "sharp-vgg": "papers.sharp.fig2_vgg",
+    "eq-diffusion": "beyond.diffusion",
     "eq-forecast": "beyond.forecast",
     "eq-optimizers": "beyond.optimizers",
     "eq-transformer": "beyond.transformer",
