@@ -156,11 +156,11 @@ def test_bookkeeping_at_every_step_is_part_of_the_cost(clock):
 
 def test_processes_follow_the_wish_they_agreed_on(clock):
     sampler = Sampler("auto")
-    assert sampler.is_due(0, count=0, step=0, jumps=False)
-    assert sampler.wish(0, 0) == 1
-    sampler.plan_next(0, 0, 99.5)
-    due = [step for step in range(120) if sampler.is_due(0, count=step, step=step, jumps=False)]
-    assert due == list(range(100, 120))
+    assert sampler.is_due(0, count=500, step=500, jumps=False)
+    assert sampler.wish(0, 500) == 1
+    sampler.plan_next(0, 500, 99.5)
+    due = [step for step in range(501, 620) if sampler.is_due(0, count=step, step=step, jumps=False)]
+    assert due == list(range(600, 620))
     assert sampler.every == 100
 
 
@@ -178,3 +178,14 @@ def test_a_resumed_run_goes_on_after_its_latest_step(step, latest):
     sampler = Sampler(1)
     sampler.resume(step)
     assert sampler.latest == latest
+
+
+def test_the_beginning_of_a_run_is_sampled_whatever_the_first_samples_cost(clock):
+    """A run of 300 steps had the samples 0, 1, 102 and 280 on a busy machine."""
+    sampler, due = Sampler("auto"), []
+    for step in range(300):
+        if sampler.is_due(0, count=step, step=step, jumps=False):
+            due.append(step)
+            sampler.wish(0, step)
+            sampler.plan_next(0, step, 1000.0)
+    assert due == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256]

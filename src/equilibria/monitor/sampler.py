@@ -91,9 +91,13 @@ class Sampler:
         return self._budget.interval()
 
     def plan_next(self, optimizer: int, step: int, wish: float) -> None:
-        """Schedule the next sample; processes that sample together pass the same ``wish``."""
+        """Schedule the next sample; processes that sample together pass the same ``wish``.
+
+        With "auto" the step number doubles at most from one sample to the next: a short run, or one whose first costs
+        were those of a busy machine, has some samples of its beginning.
+        """
         if optimizer == self._leader:
-            self.every = math.ceil(wish) if self.automatic else self.every
+            self.every = math.ceil(min(wish, max(step, 1))) if self.automatic else self.every
             self._next = step + self.every
 
     def resume(self, step: int) -> None:
