@@ -68,6 +68,12 @@ def test_alternatives_take_an_optimizer_too():
     assert [other.travelled for other in plans.values()] == [other.travelled for other in expected.values()]
 
 
+def test_a_plan_prints_its_table_and_findings():
+    made = plan(SGD(0.1, 5e-4), DROP, steps=1000)
+    assert str(made).startswith(str(made.table())) and made.findings[0].subject in str(made)
+    assert repr(made).startswith("<Plan of SGD over 1,000 steps")
+
+
 def test_the_table_prints_itself():
     table = plan(SGD(0.1, 5e-4), DROP, steps=1000).table()
     assert str(table) == repr(table) and "0-500" in str(table) and "angle*" in str(table)

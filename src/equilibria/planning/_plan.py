@@ -189,6 +189,9 @@ class Plan:
         names = ", ".join(counted(len(values), noun) for noun, values in parts)
         return f"<Plan of {type(self.situation.rule).__name__} over {self.situation.steps:,} steps: {names}>"
 
+    def __str__(self) -> str:
+        return "\n".join([str(self.table()), *(f"- {finding}" for finding in self.findings)])
+
     def _repr_html_(self) -> str:
         shown: str = renderer("plan.tables.plan_card")(self)
         return shown
