@@ -91,9 +91,10 @@ def test_garbage_labels_are_one_bad_batch():
     )
     assert "first loss, and in the same step the gradient of " in finding.evidence
     assert f"its recent median at step {ACCIDENT}" in finding.evidence
-    assert "lr was unchanged, and no layer was out of line in the samples before: as one bad batch does" in text(
+    assert "; lr was unchanged over the samples of steps 109-120, and no layer was out of line in the samples " in text(
         finding
     )
+    assert "as one bad batch does" in finding.evidence
     assert "torch.nn.utils.clip_grad_norm_(model.parameters(), " in finding.remedy
 
 
@@ -189,11 +190,20 @@ def test_a_loss_logged_rarely_names_the_values_around(calm):
     assert "between the values logged at steps 290 and 300 and was back at step 310" in finding.subject
 
 
-def test_three_largest_of_many_spikes_in_their_order(calm):
+def test_the_last_three_of_many_spikes_have_a_finding_each_and_the_others_one(calm):
     values = noisy(2000)
     values[200:2000:300] += [3, 9, 4, 8, 7, 2]
-    findings = list(spikes(logged(calm, values)))
-    assert [re.search(r"at step ([\d,]+) and", finding.subject)[1] for finding in findings] == ["500", "1,100", "1,400"]
+    together, *others = spikes(logged(calm, values))
+    assert together.subject == "3 earlier spikes, at steps 200, 500, 800"
+    assert re.match(r"the largest: loss rose from [\d.]+ to 1\d[.\d]* at step 500 and was back", together.evidence)
+    assert [re.search(r"at step ([\d,]+) and", finding.subject)[1] for finding in others] == ["1,100", "1,400", "1,700"]
+
+
+def test_more_spikes_than_once_could_be_looked_at_are_all_counted(calm):
+    values = noisy(9000)
+    values[100::100] += 8
+    together, *_ = spikes(logged(calm, values))
+    assert together.subject.startswith(f"{len(values[100::100]) - 3} earlier spikes, at steps 100, 200, ")
 
 
 def test_bad_batches_close_to_each_other_are_all_reported(calm):
@@ -300,8 +310,16 @@ def test_a_gradient_alone_is_reported_as_that(burst):
     assert finding.evidence.endswith("no loss was logged") and "monitor.log(loss=loss)" in finding.remedy
 
 
-def test_gradients_that_stay_large_are_no_spike():
+def test_gradients_that_stay_large_are_a_lasting_change():
     options = {"unit_grad_sq": lambda step: 900.0 if step >= 300 else 1.0}
     planted = world(RULE, 400, layers=LAYERS, dim=64, **options)
     run = sampled_run(planted.samples, metadata=planted.metadata)
-    assert not [finding for finding in spikes(run) if "gradient norm" in finding.subject]
+    for finding in (the_spike(run), the_spike(logged(run, noisy()))):
+        assert finding.severity == "note"
+        factor = re.match(
+            r"the total gradient norm jumped to ([\d.]+) times its recent median at step 300 and stayed high$",
+            finding.subject,
+        )
+        assert f"{factor[1]} is the median over steps 300-310" in finding.evidence
+        total = np.sqrt((run.taken.columns["grad_norm"].reshape(3, -1) ** 2).sum(axis=0))
+        assert float(factor[1]) == pytest.approx(np.median(total[300:311]) / np.median(total[200:300]), rel=0.05)
