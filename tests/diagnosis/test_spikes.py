@@ -300,6 +300,62 @@ def test_schedules_are_no_accident(lr):
     assert list(spikes(sampled(lr=lr))) == []
 
 
+# ---- "lr was unchanged", and "as one bad batch does"
+
+
+def bad_batch(lr=None, **options) -> Finding:
+    """A loss and gradients that are high at step 300 only, under some schedule."""
+    return the_spike(logged(sampled(burst=300, lr=lr, **options), spiky()))
+
+
+@pytest.mark.parametrize(
+    ("lr", "course"),
+    [
+        (None, "lr was unchanged over the samples of steps 289-300"),
+        (lambda step: RULE.lr * (1 + np.cos(np.pi * step / 400)) / 2, "lr went from 0.0178 to 0.0146 over the samples"),
+        (lambda step: RULE.lr * 0.97**step, "lr went from 1.5e-5 to 1.08e-5 over the samples of steps 289-300"),
+    ],
+    ids=["constant", "cosine", "exponential"],
+)
+def test_one_bad_batch_names_the_course_of_lr(lr, course):
+    text_of = bad_batch(lr).evidence
+    assert f"; {course}" in text_of and text_of.endswith("as one bad batch does")
+    assert ("unchanged" in text_of) == (lr is None)
+
+
+@pytest.mark.parametrize(
+    ("factor", "change"), [(0.1, "lr was divided by 10 at step 300"), (1.4, "lr was multiplied by 1.4 at step 300")]
+)
+def test_an_lr_that_jumps_in_the_same_step_is_named_and_is_not_one_bad_batch(factor, change):
+    text_of = bad_batch(lambda step: RULE.lr * (factor if step == 300 else 1)).evidence
+    assert change in text_of or "lr was 10 times lower at step 300" in text_of
+    assert "unchanged" not in text_of and "one bad batch" not in text_of
+
+
+def test_of_steps_that_were_not_sampled_nothing_is_said_about_lr_or_one_batch():
+    text_of = bad_batch(raised(297, 300), every=10).evidence
+    assert "nothing was sampled between steps 290 and 300" in text_of
+    assert "unchanged" not in text_of and "one bad batch" not in text_of
+
+
+def test_the_level_is_the_median_of_the_logged_values_that_it_names(calm):
+    values = noisy()
+    values[200:290] += 6  # a long spike fills most of the window before the next one
+    values[295] += 3
+    _, finding = spikes(logged(calm, values))
+    level, count = re.match(r"([\d.]+) is the median of the (\d+) values before", finding.evidence).groups()
+    assert float(level) == pytest.approx(np.median(values[295 - int(count) : 295]), abs=0.006)
+    assert int(count) <= 5
+
+
+def test_a_bad_batch_among_noisy_ones_is_found(calm):
+    """7 standard deviations, and thrice the highest rise before."""
+    values = 2.4 * np.exp(0.1 * np.random.default_rng(1).standard_normal(400))
+    values[300] = 4.6
+    burst = sampled(burst=300)
+    assert "loss rose from 2.35 to 4.6 at step 300" in the_spike(logged(burst, values)).subject
+
+
 # ---- without a loss
 
 

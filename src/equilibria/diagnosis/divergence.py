@@ -61,7 +61,7 @@ def divergence(run: SampledRun) -> Divergence | None:
     factor = float(np.median(gradients[-max(len(gradients) // 10, 1) :]))
     growth += f"; the total gradient norm is {plain(factor)} times as large as at its start, up to step {sampled[-1]:,}"
     grew = float(np.median(norms))
-    if run.logged_loss is None:
+    if not run.losses:
         if grew < _NORMS_ALONE or factor < _GRADIENTS:
             return None
         subject = f"weights and gradients grew together, to {middle} and {plain(factor)} times their size at the start"

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equilibria.diagnosis.loss_rises import TO_BE_BACK, level_and_scatter, windows_below
+from equilibria.diagnosis.loss_rises import level_and_scatter, windows_below
 from equilibria.diagnosis.run import SampledRun
 from equilibria.diagnosis.series import Array
-from equilibria.diagnosis.spike_signs import OUT_OF_LINE
 
 _HIGH = 5.0  # times its recent median
 _SCATTERS, _ABOVE = 8, 3  # the same in standard deviations of its log, and over the highest in the window
-_CALM_AGAIN = 3  # samples whose median shows whether a jump is over
 _TO_STAY = 10  # samples after a jump, nearly all of them high, from which on it counts as lasting
 _NEARLY_ALL = 0.9
 
@@ -28,7 +26,7 @@ class GradientJump:
         step: of the sample.
         factor: over the median of the samples before; of a lasting jump that of the median of the next samples.
         what: in words.
-        until: last step of these next samples, None for a jump that was over soon.
+        until: last step of these next samples, None for a jump that did not last.
         now: of a lasting jump, the last sample of the run over the median before.
     """
 
@@ -40,7 +38,7 @@ class GradientJump:
 
 
 def gradient_jumps(run: SampledRun) -> list[GradientJump]:
-    """Jumps of the total gradient of an optimizer, then those of the angle over its prediction that were over soon."""
+    """Jumps of the total gradient of an optimizer, then those of the angle over its prediction that did not last."""
     columns = run.taken.columns
     optimizers = np.repeat([int(entry.get("optimizer") or 0) for entry in run.entries], run.taken.counts)
     jumps = []
@@ -76,12 +74,12 @@ def _jumps(step: Array, values: Array, what: str) -> Iterator[GradientJump]:
         far = (rise > math.log(_HIGH)) & (rise > _SCATTERS * scatter)
         far &= logs[rows] > math.log(_ABOVE) + np.nanmax(windows, axis=1)
         for row, height, usual in zip(rows[far].tolist(), rise[far].tolist(), level[far].tolist(), strict=True):
-            later, next_ones = logs[row + 1 : row + 1 + TO_BE_BACK], logs[row : row + 1 + _TO_STAY]
-            if len(later) < _CALM_AGAIN or np.median(later) < usual + math.log(OUT_OF_LINE):
-                yield GradientJump(int(step[row]), _exp(height), what)
-            elif len(next_ones) > _TO_STAY and np.mean(next_ones > usual + math.log(_HIGH)) >= _NEARLY_ALL:
+            next_ones = logs[row : row + 1 + _TO_STAY]
+            if len(next_ones) > _TO_STAY and np.mean(next_ones > usual + math.log(_HIGH)) >= _NEARLY_ALL:
                 factor, now = _exp(float(np.median(next_ones)) - usual), _exp(float(logs[-1]) - usual)
                 yield GradientJump(int(step[row]), factor, what, until=int(step[row + _TO_STAY]), now=now)
+            else:
+                yield GradientJump(int(step[row]), _exp(height), what)
 
 
 def _exp(log_factor: float) -> float:

@@ -13,7 +13,7 @@ from equilibria.diagnosis.series import Array
 WINDOW, LEAST = 100, 30  # values before a spike that make its level: at most, at least
 MAD = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 TO_BE_BACK = 5  # values whose median is looked at to see whether a loss is back
-_SCATTERS = 10  # robust standard deviations from the level to a spike of the loss
+_SCATTERS = 6  # robust standard deviations from the level to a spike of the loss
 _ABOVE_HIGHEST = 2  # times the highest rise in the window; on a log scale, too, unless the loss stays up
 _LEAST_RISE = 0.1  # of the level
 _BACK = 3  # robust standard deviations above the level within which a loss is back
@@ -87,7 +87,8 @@ def loss_rises(step: Array, values: Array) -> Iterator[LossRise]:
         )
         resume = end + 1
         if back:
-            usual[row:end] = level  # or it would hide the next ones, as long as it is in their window
+            # The values before it take its place: it would hide the next rises, as long as it is in their window.
+            usual[row:end] = np.resize(usual[max(row - WINDOW, 0) : row][::-1], end - row)
 
 
 def _next_far_above(values: Array, begin: int) -> tuple[int, float, float, float] | None:

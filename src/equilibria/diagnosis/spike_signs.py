@@ -17,7 +17,7 @@ from equilibria.diagnosis.series import Array
 from equilibria.findings import joined, plain
 from equilibria.records.tables import CHANGED_OUTSIDE, NOTES
 
-OUT_OF_LINE = 2.0  # times its recent median: a gradient or an angle of one layer, around a spike
+_OUT_OF_LINE = 2.0  # times its recent median: a gradient or an angle of one layer, around a spike
 LEAST_USUAL = 10  # samples of a layer that show what is usual
 STEPS_BEFORE, _SAMPLES_BEFORE = 10, 2  # before a spike, in which its first sign is looked for
 _BEYOND = 1.5  # times the highest usual rise, on a log scale; at the step of the spike itself 1
@@ -159,7 +159,7 @@ def _out_of_line(values: Array, usual: int, limit: Array) -> Iterator[tuple[int,
     level = float(np.nanmedian(logs[:usual]))
     highest = float(np.nanmax(logs[:usual])) - level
     excess = np.nan_to_num(logs[usual:] - level)
-    for row in np.flatnonzero((excess > math.log(OUT_OF_LINE)) & (excess > limit * highest)).tolist():
+    for row in np.flatnonzero((excess > math.log(_OUT_OF_LINE)) & (excess > limit * highest)).tolist():
         yield usual + row, math.exp(min(float(excess[row]), 700.0))
 
 

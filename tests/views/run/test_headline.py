@@ -123,6 +123,8 @@ def test_few_layers_without_predictions_are_measured_too():
     [
         ((1.2, 1.4), "norms grew by 20 to 40 % since step 0"),
         ((0.9, 0.8), "norms shrank by 10 to 20 % since step 0"),
+        ((7.48e16, 4.79), "norms are 4.8x to 7.5e16x as long as at step 0"),
+        ((1e-4, 0.5), "norms are 0.0001x to 0.5x as long as at step 0"),
         ((0.67, 4.79), "norms are 0.67x to 4.8x as long as at step 0"),
         ((0.97, 1.41), "norms changed by -3 % to +41 % since step 0"),
         ((1.001, 0.999), "norms changed by less than 0.5 % since step 0"),
@@ -135,9 +137,24 @@ def test_how_the_norms_changed_is_of_the_recorded_steps(norms, words):
     assert run_headline(bare).endswith(words)
 
 
+def test_provisional_predictions_are_not_denied():
+    """Undecided layers fill the predicted column of the table."""
+    undecided = dataclasses.replace(LAYER, invariant=None)
+    assert undecided.angle_predicted is not None
+    details = run_details([undecided, undecided])
+    assert "No layer has a prediction to judge it by: it is undecided whether they are scale-invariant." in details
+    without = dataclasses.replace(undecided, angle_predicted=None, angle_vs_predicted=None)
+    assert "No layer has a prediction: it is undecided" in run_details([without, without])
+
+
+def test_a_layer_without_a_prediction_in_its_samples_is_named_in_plain_words():
+    bare = dataclasses.replace(LAYER, angle_predicted=None, angle_vs_predicted=None, how_wrong=None)
+    assert "No layer has a prediction: they have no prediction in any sample." in run_details([bare, bare])
+
+
 def test_layers_that_did_not_move_have_no_speed():
     still = dataclasses.replace(LAYER, angle=None, angle_vs_predicted=None, how_wrong=None)
-    assert run_headline([still, still]) == "No sampled step moved the weights"
+    assert run_headline([still, still]) == "No angle was measured in any sampled step"
 
 
 def test_no_findings_claims_only_what_was_compared():

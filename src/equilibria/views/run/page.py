@@ -169,8 +169,10 @@ def _settings(
 
 def _optimizers(layers: Sequence[LayerSummary], metadata: Mapping[str, Any]) -> list[str]:
     """The optimizers with their settings over the run, from the samples: the metadata are of one moment."""
-    settings = [layer.settings_over_run for layer in layers if layer.angle is not None]
-    return list(dict.fromkeys(settings)) or [entry["settings"] for entry in metadata.get("optimizers", ())]
+    settings = dict.fromkeys(layer.settings_over_run for layer in layers if layer.angle is not None)
+    # A controller's own layers have fewer settings than those that it leaves to the plain optimizer.
+    whole = [text for text in settings if not any(other.startswith(f"{text[:-1]}, ") for other in settings)]
+    return whole or [entry["settings"] for entry in metadata.get("optimizers", ())]
 
 
 def _length(first: int, last: int, steps_per_epoch: int | None) -> tuple[str, str]:

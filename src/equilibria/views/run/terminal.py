@@ -237,10 +237,20 @@ def _short(how: str) -> str:
 
 
 def _window(layers: Sequence[LayerSummary]) -> str:
-    """The samples that the numbers are taken from: those at the present settings."""
-    longest = max(layers, key=lambda layer: layer.samples)
-    first = longest.last_step if longest.first_step is None else longest.first_step
-    return f"root mean square of {counted(longest.samples, 'sample')}, steps {first:,} to {longest.last_step:,}"
+    """The samples that the numbers are taken from; layers may have windows of their own."""
+    windows = {
+        (layer.samples, layer.last_step if layer.first_step is None else layer.first_step, layer.last_step)
+        for layer in layers
+        if layer.samples
+    }
+    if not windows:
+        return ""
+    counts, firsts, lasts = zip(*windows, strict=True)
+    few, many, first, last = min(counts), max(counts), min(firsts), max(lasts)
+    samples = counted(many, "sample") if few == many else f"{few:,} to {counted(many, 'sample')}"
+    steps = f"step {last:,}" if first == last else f"steps {first:,} to {last:,}"
+    own = "" if len(windows) == 1 else ", of each layer its own last ones at about the same settings"
+    return f"root mean square of {samples}, {steps}{own}"
 
 
 def _legend(rows: Sequence[Siblings], columns: Mapping[str, Sequence[str]]) -> str:
@@ -248,10 +258,10 @@ def _legend(rows: Sequence[Siblings], columns: Mapping[str, Sequence[str]]) -> s
     parts = [
         *(
             ["h.*: one row for the layers of a kind, with their median angle and smallest..largest values"]
-            if "count" in columns
+            if "n" in columns
             else []
         ),
-        *(["predicted: rad/step now"] if "predicted" in columns else []),
+        *(["predicted: rad/step of the same steps"] if "predicted" in columns else []),
         *(["equilibrium: rad/step at this lr x wd once settled"] if "equilibrium" in columns else []),
         *(["norm*: norm then"] if "norm*" in columns else []),
         *([_LEGEND_OF_PARTNERS] if any(label.startswith(_PARTNERS) for label in labels) else []),
