@@ -45,7 +45,8 @@ def gradient_jumps(run: SampledRun) -> list[GradientJump]:
     for optimizer in np.unique(optimizers).tolist():
         step, total = total_gradients(run, optimizers == optimizer)
         jumps += list(_jumps(step, total, "the total gradient norm"))
-    ratio = columns["angle"] / columns["angle_predicted"]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = columns["angle"] / columns["angle_predicted"]
     known = np.isfinite(ratio) & (ratio > 0)
     step, inverse = np.unique(columns["step"][known], return_inverse=True)
     largest = np.zeros(len(step))

@@ -21,7 +21,8 @@ _OUT_OF_LINE = 2.0  # times its recent median: a gradient or an angle of one lay
 LEAST_USUAL = 10  # samples of a layer that show what is usual
 STEPS_BEFORE, _SAMPLES_BEFORE = 10, 2  # before a spike, in which its first sign is looked for
 _BEYOND = 1.5  # times the highest usual rise, on a log scale; at the step of the spike itself 1
-_NOT_BY_CHANCE = 0.1  # share of the layers that are above their highest usual value at that step
+_NOT_BY_CHANCE = 0.1  # share of the layers that are above their highest usual value at the step of the spike
+_BEFORE = 0.25  # the same at the other steps: there are many, and at each a few layers have large gradients by chance
 _STEEP = 3  # times the change at the neighbouring samples: a warm-up is steep, but no jump
 _ROUNDING = 1e-6  # relative difference of two learning rates that are the same
 
@@ -125,8 +126,9 @@ def _layer_signs(run: SampledRun, low: int, high: int, spike: int | None) -> Ite
             for row, factor in _out_of_line(values, begin - base, limit):
                 signs.setdefault(int(steps[base + row]), []).append((factor, name))
     for signs in (gradients, predicted, usual):
-        if spike in signs and len(signs[spike]) < _NOT_BY_CHANCE * examined:
-            del signs[spike]
+        for step in list(signs):
+            if len(signs[step]) < (_NOT_BY_CHANCE if step == spike else _BEFORE) * examined:
+                del signs[step]
     if outside:
         step = min(outside)
         names = joined(outside[step], most=3)

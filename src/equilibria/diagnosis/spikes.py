@@ -159,8 +159,8 @@ def _in_order(run: SampledRun, signs: Sequence[Sign], *, name: str = "", rise: L
     parts = [sign.text for sign in before]
     course = lr_course(run, rise.before - STEPS_BEFORE, max(rise.first, signs[-1].step if signs else 0))
     if not before:
-        out = "an lr, a gradient or an angle" if course.is_smooth else "a gradient or an angle"
-        usual = f"no sampled step before shows {out} out of line"
+        lr = "an lr, or " if course.is_smooth else ""
+        usual = f"no sampled step before shows {lr}a gradient or an angle of a quarter of the layers, out of line"
         text = usual if _has_usual(run, rise.before) else "there are too few samples before it to see what came first"
     else:
         unclear = before[0].step > rise.first
@@ -172,7 +172,8 @@ def _in_order(run: SampledRun, signs: Sequence[Sign], *, name: str = "", rise: L
     text += "".join(f"; then {sign.text}" for sign in signs if sign not in before)
     if not any(sign.kind == "lr" for sign in signs):
         one_batch = _one_batch(run, before, rise) and course.is_smooth
-        as_one = ", and no layer was out of line in the samples before: as one bad batch does" if one_batch else ""
+        as_one = ", and the samples before show no quarter of the layers out of line: as one bad batch does"
+        as_one = as_one if one_batch else ""
         text += f"; {course.text}{as_one}" if one_batch or not course.is_smooth else ""
     return text + _not_sampled(run, rise.first)
 
