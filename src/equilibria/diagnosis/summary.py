@@ -225,12 +225,14 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     if not run.series.names:
         return ()
     taken = run.taken
+    no_law = [_no_law(entry) for entry in run.entries]
+    lawless = np.array([looks is False or reason is not None for looks, reason in zip(run.looks, no_law, strict=True)])
     if window is None:
         before_tail = _without_start(_without_tail(taken))
         size = _window_sizes(before_tail)
         recent = _last_rows(before_tail, np.minimum(size, _since_jump(before_tail)))
-        recent = _with_prediction(_last_rows(recent, _alike(before_tail)))
-        longer = _with_prediction(_last_rows(before_tail, size))
+        recent = _with_prediction(_last_rows(recent, _alike(before_tail)), lawless)
+        longer = _with_prediction(_last_rows(before_tail, size), lawless)
     else:
         recent = longer = _last_rows(taken, np.full(len(taken.names), whole("window", window, low=1)))
     table = _window_numbers(recent) | _present(recent)
@@ -241,13 +243,10 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     over_run = _rms(taken, taken.columns["angle"]).astype(np.float32)  # the last digits depend on the other layers
     table |= {"first_norm": _first(taken, "norm"), "angle_over_run": over_run.astype(np.float64)}
     invariant = run.invariant
-    no_law = [_no_law(entry) for entry in run.entries]
     runs_out = _lr_runs_out(_last_rows(taken, np.minimum(_PACE, _since_jump(taken))))
     for name in ("steps_to_settle", "epochs_to_settle"):
         table[name][runs_out] = np.nan
-    # The window may hold predictions from before that was known.
-    lawless = np.array([known is False or reason is not None for known, reason in zip(invariant, no_law, strict=True)])
-    for name in _OF_A_LAW:
+    for name in _OF_A_LAW:  # the window may hold predictions from before that was known
         table[name][lawless] = np.nan
     if epoch := run.metadata.get("steps_per_epoch"):
         steps, epochs = table["steps_to_settle"], table["epochs_to_settle"]
@@ -352,10 +351,11 @@ def _last_rows(series: Series, size: Array) -> Series:
     return series.where(np.arange(series.first[-1]) >= np.repeat(begin, series.counts))
 
 
-def _with_prediction(series: Series) -> Series:
-    """The rows with a prediction, and all rows of a parameter that has none."""
+def _with_prediction(series: Series, lawless: Array) -> Series:
+    """The rows with a prediction, and all rows of a parameter that has none or, as was decided since, no law."""
     known = np.isfinite(series.columns["angle_predicted"])
-    return series.where(known | np.repeat(series.sums(known.astype(np.float64)) == 0, series.counts))
+    without = lawless | (series.sums(known.astype(np.float64)) == 0)
+    return series.where(known | np.repeat(without, series.counts))
 
 
 def _window_numbers(recent: Series) -> dict[str, Array]:

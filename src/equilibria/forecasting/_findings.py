@@ -108,7 +108,7 @@ def _log(lr: NDArray[np.float64]) -> NDArray[np.float64]:
 def _is_jump(pace: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Which changes per step are far from those beside them: a smooth schedule is steep at its end, but has no jump."""
     padded = np.concatenate([[0.0], np.abs(pace), [0.0]])
-    return np.abs(pace) > _STEEPER * np.maximum(padded[:-2], padded[2:])
+    return np.asarray(np.abs(pace) > _STEEPER * np.maximum(padded[:-2], padded[2:]))
 
 
 def _recent_change(cohort: Cohort, schedule: GroupSchedule) -> Iterator[Finding]:
