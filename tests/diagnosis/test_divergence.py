@@ -51,15 +51,26 @@ def test_a_loss_that_grows_with_the_norms_is_one_warning_and_no_spike():
     (finding,) = spikes(logged(run, values))
     assert (finding.severity, finding.kind) == ("warning", "diverged")
     numbers = re.match(r"the training loss has diverged: it rose from ([\d.]+) to ([\d.e]+)$", finding.subject)
-    assert float(numbers[1]) == pytest.approx(np.median(values[:30]), rel=0.01)
+    start = min(values[0], np.median(values[:30]))
+    assert float(numbers[1]) == pytest.approx(start, rel=0.01)
+    assert f"; the highest is {values.max() / 1e22:.3g}e22, at step {values.argmax()};" in finding.evidence
     assert float(numbers[2]) == pytest.approx(np.median(values[-10:]), rel=0.01)
     since = int(re.search(r"at least 90 % of the values since step (\d+) are 10 times", finding.evidence)[1])
-    high = values >= 10 * np.median(values[:30])
+    high = values >= 10 * start
     assert since == next(step for step in range(STEPS) if high[step] and high[step:].mean() >= 0.9)
     norm = run.taken.columns["norm"].reshape(3, -1)
     assert f"(median layer: {np.median(norm[:, -1] / norm[:, 0]) / 1e9:.2g}e9)" in finding.evidence
     assert f"from before step {since}" in finding.remedy
     assert "zero_grad" not in finding.remedy
+
+
+def test_a_run_that_is_lost_within_its_first_steps_is_compared_with_its_first_value():
+    """Its loss jumps up and down by tens of orders of magnitude: as spikes, each would come back."""
+    rng = np.random.default_rng(0)
+    values = np.where(rng.random(STEPS) < 0.7, 60.0, 1e20) * np.exp(rng.standard_normal(STEPS))
+    values[0] = 2.4
+    (finding,) = spikes(logged(grown(norms=1e10), values))
+    assert finding.kind == "diverged" and "2.4 is the first value" in finding.evidence
 
 
 def test_gradients_that_grow_too_may_add_up_over_steps():

@@ -10,7 +10,7 @@ from equilibria.diagnosis.gradient_jumps import total_gradients
 from equilibria.diagnosis.loss_rises import LEAST
 from equilibria.diagnosis.run import SampledRun
 from equilibria.diagnosis.series import Array
-from equilibria.findings import Finding, counted, percent, plain
+from equilibria.findings import Finding, percent, plain
 
 _TIMES, _TIMES_ALONE = 10, 1000  # its start: a loss with norms that grew as much, and one by itself
 _NORMS, _NORMS_ALONE = 10, 100  # times as long as at the start, in the median layer: with the loss, and without one
@@ -53,9 +53,10 @@ class Divergence:
 def divergence(run: SampledRun) -> Divergence | None:
     """Whether a run diverged; None if it did not, or is too short to say."""
     steps, norms = _norm_growth(run)
-    sampled, gradients = _growth(*total_gradients(run))
-    if norms is None or gradients is None:
+    sampled, total = total_gradients(run)
+    if norms is None or len(total) < LEAST:
         return None
+    gradients = total / np.median(total[: -(-len(total) // 10)])
     low, middle, high = (plain(float(value)) for value in np.quantile(norms, [0, 0.5, 1]))
     growth = f"norms are {low} to {high} times as long as at step {steps[0]:,} (median layer: {middle})"
     factor = float(np.median(gradients[-max(len(gradients) // 10, 1) :]))
@@ -69,21 +70,27 @@ def divergence(run: SampledRun) -> Divergence | None:
     loss = run.loss
     if loss is None or len(loss[0]) < LEAST:
         return None
-    step, times = _growth(*loss)
+    step, values = loss
+    tenth = -(-len(values) // 10)
+    median, first = float(np.median(values[:tenth])), float(values[0])
+    start = min(median, first)  # a run may be lost within its first tenth
+    times = _growth(values, start)
     if times is None:
         return None
     now = float(np.median(times[-_LAST:]))
     if now < _TIMES or (grew < _NORMS and now < _TIMES_ALONE):
         return None
-    values, first = loss[1], -(-len(step) // 10)
-    start, end = (plain(float(np.median(part)), digits=3) for part in (values[:first], values[-_LAST:]))
-    since = _stays(step, times)
-    evidence = (
-        f"{start} is the median of the first {counted(first, 'value')}, up to step {int(step[first - 1]):,}; {end} "
-        f"that of the last {_LAST}, from step {int(step[-_LAST]):,} on; at least {percent(_NEARLY_ALL)} of the "
-        f"values since step {since:,} are {_TIMES} times the start or more; {growth}"
+    since, highest = _stays(step, times), int(np.argmax(values))
+    begin, end, peak = (
+        plain(float(number), digits=3) for number in (start, np.median(values[-_LAST:]), values[highest])
     )
-    subject = f"the training loss has diverged: it rose from {start} to {end}"
+    of_start = f"the median of the first {tenth:,} values" if start == median else "the first value"
+    evidence = (
+        f"{begin} is {of_start}, {end} the median of the last {_LAST}, from step {int(step[-_LAST]):,} on; the highest "
+        f"is {peak}, at step {int(step[highest]):,}; at least {percent(_NEARLY_ALL)} of the values since step "
+        f"{since:,} are {_TIMES} times the start or more; {growth}"
+    )
+    subject = f"the training loss has diverged: it rose from {begin} to {end}"
     return Divergence(since, subject, growth, evidence, factor >= _GRADIENTS)
 
 
@@ -98,17 +105,14 @@ def _norm_growth(run: SampledRun) -> tuple[tuple[int, int], Array | None]:
     return (int(step[first].min()), int(step[last].max())), norm[last] / norm[first]
 
 
-def _growth(step: Array, values: Array) -> tuple[Array, Array | None]:
-    """Values in units of their start, the median of the first tenth; None with too few.
+def _growth(values: Array, start: float) -> Array | None:
+    """Values in units of their start; the unit of values around 0, as a loss may have, is their range in the beginning.
 
-    The unit of values around 0, as a loss may have, is their range in that tenth.
+    None where there is no unit.
     """
-    if len(values) < LEAST:
-        return step, None
     first = values[: -(-len(values) // 10)]
-    start = float(np.median(first))
     unit = max(abs(start), float(np.ptp(first)) if np.min(first) <= 0 else 0.0)
-    return step, None if unit == 0 else (values - start) / unit + 1
+    return None if unit == 0 else np.asarray((values - start) / unit + 1)
 
 
 def _stays(step: Array, times: Array) -> int:
