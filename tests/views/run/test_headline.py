@@ -9,7 +9,14 @@ import pytest
 from tests.helpers.report_helpers import KINDS, run, transformer_run
 
 from equilibria.diagnosis.summary import summarise
-from equilibria.views.run.headline import most_telling_first, no_findings, run_details, run_headline
+from equilibria.findings import Finding
+from equilibria.views.run.headline import (
+    headline_and_details,
+    most_telling_first,
+    no_findings,
+    run_details,
+    run_headline,
+)
 
 (LAYER,) = summarise(run(1)[0], metadata=run(1)[1])
 
@@ -150,6 +157,15 @@ def test_provisional_predictions_are_not_denied():
 def test_a_layer_without_a_prediction_in_its_samples_is_named_in_plain_words():
     bare = dataclasses.replace(LAYER, angle_predicted=None, angle_vs_predicted=None, how_wrong=None)
     assert "No layer has a prediction: they have no prediction in any sample." in run_details([bare, bare])
+
+
+def test_the_headline_of_a_run_that_diverged_says_so_first():
+    layers = [LAYER, LAYER]
+    warning = Finding("warning", "the training loss has diverged: it rose from 2 to 3e9", "", "", "", kind="diverged")
+    headline, details = headline_and_details(layers, [warning])
+    assert headline == "The training loss has diverged: it rose from 2 to 3e9"
+    assert details == f"{run_headline(layers)}. {run_details(layers)}"
+    assert headline_and_details(layers, []) == (run_headline(layers), run_details(layers))
 
 
 def test_layers_that_did_not_move_have_no_speed():

@@ -20,8 +20,9 @@ from equilibria.diagnosis.siblings import (
     siblings,
 )
 from equilibria.diagnosis.summary import LEAST_WINDOW, LayerSummary
-from equilibria.findings import counted, joined, percent, plain, rounded
+from equilibria.findings import Finding, counted, joined, percent, plain, rounded
 from equilibria.records.tables import DISTURBED, NO_EQUILIBRIUM, SETTLED, SETTLING
+from equilibria.views.words import sentence_case
 
 TOLERANCE = 0.05
 """How far measured / predicted may be from 1 to count as predicted."""
@@ -107,6 +108,13 @@ def run_details(layers: Sequence[LayerSummary]) -> str:
     first, verdict = worst_first(list(filter(has_verdict, layers)))[0], _verdict(layers)
     lead = "" if run_headline(layers) == verdict else f"{verdict}. "
     return f"{lead}{f'Furthest off: {first.sentence}' if len(layers) > 1 else first.sentence}"
+
+
+def headline_and_details(layers: Sequence[LayerSummary], findings: Sequence[Finding]) -> tuple[str, str]:
+    """`run_headline` and `run_details`; of a run that diverged the headline says so, and the rest follows it."""
+    headline, details = run_headline(layers), run_details(layers)
+    diverged = next((finding for finding in findings if finding.kind == "diverged"), None)
+    return (headline, details) if diverged is None else (sentence_case(diverged.subject), f"{headline}. {details}")
 
 
 # ---- how fast blocks and layers turn

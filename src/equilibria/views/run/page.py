@@ -15,7 +15,7 @@ from equilibria.diagnosis.summary import LayerSummary, summarise
 from equilibria.findings import Finding, percent
 from equilibria.views.document import Page, finding_card, finding_cards
 from equilibria.views.run.curves import MOST_LAYERS, MOST_STRETCHES, curves
-from equilibria.views.run.headline import TOLERANCE, most_telling_first, no_findings, run_details, run_headline
+from equilibria.views.run.headline import TOLERANCE, headline_and_details, most_telling_first, no_findings
 from equilibria.views.run.layer_table import layer_table
 from equilibria.views.run.metrics import left_out
 from equilibria.views.run.sharpness import sharpness_curves, sharpness_section, sharpness_settings
@@ -109,7 +109,7 @@ def report_page(
         findings = (*diagnosed, *about_sharpness)
     else:
         layers = summarise(samples, metadata=metadata)
-    headline, deck = run_headline(layers), run_details(layers)
+    headline, deck = headline_and_details(layers, findings)
     if not layers and about_sharpness:
         headline, deck = sentence_case(about_sharpness[-1].subject), full_stop(about_sharpness[-1].evidence)
     names = [layer.name for layer in most_telling_first(layers)]  # charts with room for a few draw the first ones

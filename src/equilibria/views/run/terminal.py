@@ -14,7 +14,7 @@ from equilibria.diagnosis.siblings import Siblings, block_of, folded
 from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding, counted, joined
 from equilibria.records.tables import NO_EQUILIBRIUM, SETTLED
-from equilibria.views.run.headline import most_telling_first, no_findings, run_details, run_headline
+from equilibria.views.run.headline import headline_and_details, most_telling_first, no_findings
 from equilibria.views.run.metrics import last_values
 from equilibria.views.terminal import fitting
 
@@ -61,7 +61,7 @@ def run_table(
             )
         )
         return collected_text(out)
-    out.print(Text(f"{run_headline(summaries)}. {run_details(summaries)}"), end="\n\n")
+    out.print(Text(". ".join(headline_and_details(summaries, findings))), end="\n\n")
     all_rows = folded(summaries)
     rows = most_telling(all_rows, summaries, most=most)
     gap = 2 if out.width >= _ROOMY else 1
