@@ -112,7 +112,7 @@ def test_a_jump_of_lr_that_the_loss_did_not_survive_is_reported_as_that_jump():
     )
     values = np.where(np.arange(STEPS) > 150, 1e5, 1.0) * loss(2.3)
     (finding,) = spikes(logged(run, values))
-    assert finding.severity == "warning" and "has not come back" in finding.subject
+    assert (finding.severity, finding.kind) == ("warning", "diverged") and "has not come back" in finding.subject
     assert "first lr was 10,000 times higher at step 150" in finding.evidence
 
 

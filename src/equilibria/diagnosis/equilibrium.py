@@ -16,7 +16,7 @@ from equilibria.diagnosis.metadata import short
 from equilibria.diagnosis.series import Array, sample_weights
 from equilibria.diagnosis.summary import how_long, times
 from equilibria.errors import EquilibriaError
-from equilibria.findings import Finding, counted, percent
+from equilibria.findings import Finding, counted, percent, plain
 from equilibria.records.tables import CHANGED_OUTSIDE, DISTURBED, NOTES, SETTLED, SETTLING, STATES
 from equilibria.theory.rules import SGD, SGDW, Rule
 from equilibria.theory.settling import Relaxation, relaxation
@@ -359,7 +359,9 @@ def _in_words(before: Rule, after: Rule) -> str:
         if old == new:
             continue
         if isinstance(old, float | int) and isinstance(new, float | int) and new > 0 and name == "lr":
-            changes.append(f"lr was {'divided' if old > new else 'multiplied'} by {max(old / new, new / old):.3g}")
+            changes.append(
+                f"lr was {'divided' if old > new else 'multiplied'} by {plain(max(old / new, new / old), digits=3)}"
+            )
         elif isinstance(old, float | int) and isinstance(new, float | int):
             changes.append(f"{name} went from {short(old)} to {short(new)}")
         else:

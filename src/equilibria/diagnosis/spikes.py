@@ -78,7 +78,8 @@ def spikes(run: SampledRun) -> Iterator[Finding]:
         earlier, last = [], distinct
     if earlier:
         yield _together(earlier)
-    yield from (replace(event.finding(), kind=event.kind) for event in last)
+    for finding, event in ((event.finding(), event) for event in last):
+        yield finding if finding.kind else replace(finding, kind=event.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +143,14 @@ def _about_loss(run: SampledRun, name: str, rise: LossRise, growth: Divergence |
     evidence += _in_order(run, signs, name=name, rise=rise)
     if not rise.back and not lost:
         evidence += f"; only {counted(rise.later, 'value')} logged since: too few to say whether it comes back"
+    kind = ""
     if lost and growth is not None:
-        evidence += f"; {growth.growth}"
+        evidence, kind = f"{evidence}; {growth.growth}", "diverged"
     begin = min([rise.before, *(sign.since - 1 for sign in signs if sign.may_precede(rise))])
     remedy = _remedy(run, signs, begin, rise)
     if lost:
         remedy += f"; to undo it, load a checkpoint from before step {begin + 1:,}"
-    return Finding("warning" if lost else "note", subject, evidence, remedy, "")
+    return Finding("warning" if lost else "note", subject, evidence, remedy, "", kind=kind)
 
 
 def _in_order(run: SampledRun, signs: Sequence[Sign], *, name: str = "", rise: LossRise | None = None) -> str:

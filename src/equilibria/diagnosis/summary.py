@@ -139,7 +139,8 @@ class LayerSummary:
     @property
     def is_near(self) -> bool:
         """Whether the measured angle is within 5 % of the predicted one."""
-        return self.how_wrong is not None and self.how_wrong <= ACCURACY
+        how_wrong = _how_wrong(self.angle_vs_predicted)
+        return how_wrong is not None and how_wrong <= ACCURACY
 
     @property
     def surely_off(self) -> bool:
