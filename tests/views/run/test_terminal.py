@@ -256,6 +256,12 @@ def test_the_footer_names_the_window_of_all_layers(printed):
     )
 
 
+def test_the_footer_says_that_a_tail_is_left_out(printed):
+    tail = dataclasses.replace(LAYER, samples=8, first_step=285, last_step=306, lr=0.01, last_lr=3.43e-5)
+    footer = next(line for line in printed(150, [tail]) if line.startswith("root mean square"))
+    assert footer.endswith("steps 285 to 306; the tail of the schedule, down to lr 3.43e-5, is left out")
+
+
 def test_the_legend_explains_rows_of_many_layers_and_predictions_of_the_same_steps(printed):
     rows = [dataclasses.replace(LAYER, name=f"h.{block}.mlp.weight") for block in range(13)]
     text_of = " ".join(printed(150, rows))

@@ -10,6 +10,7 @@ from statistics import median
 
 import pyarrow as pa
 
+from equilibria.diagnosis.metadata import three_digits
 from equilibria.diagnosis.siblings import Siblings, block_of, folded
 from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding, counted, joined
@@ -250,7 +251,9 @@ def _window(layers: Sequence[LayerSummary]) -> str:
     samples = counted(many, "sample") if few == many else f"{few:,} to {counted(many, 'sample')}"
     steps = f"step {last:,}" if first == last else f"steps {first:,} to {last:,}"
     own = "" if len(windows) == 1 else ", of each layer its own last ones at about the same settings"
-    return f"root mean square of {samples}, {steps}{own}"
+    later = [layer.last_lr for layer in layers if (layer.last_lr or math.inf) < (layer.lr or 0.0)]
+    tail = f"; the tail of the schedule, down to lr {three_digits(min(later))}, is left out" if later else ""
+    return f"root mean square of {samples}, {steps}{own}{tail}"
 
 
 def _legend(rows: Sequence[Siblings], columns: Mapping[str, Sequence[str]]) -> str:
