@@ -264,7 +264,7 @@ def _legend(rows: Sequence[Siblings], columns: Mapping[str, Sequence[str]]) -> s
             if "n" in columns
             else []
         ),
-        *(["predicted: rad/step of the same steps"] if "predicted" in columns else []),
+        *(["predicted: for these steps"] if "predicted" in columns else []),
         *(["equilibrium: rad/step at this lr x wd once settled"] if "equilibrium" in columns else []),
         *(["norm*: norm then"] if "norm*" in columns else []),
         *([_LEGEND_OF_PARTNERS] if any(label.startswith(_PARTNERS) for label in labels) else []),
