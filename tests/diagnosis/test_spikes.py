@@ -185,6 +185,13 @@ def test_only_training_losses_count_and_those_that_rise_together_once(calm):
     )
 
 
+def test_a_loss_that_is_lost_is_not_hidden_by_a_higher_spike_of_another(calm):
+    steps = np.arange(400)
+    both = {"loss_a": (steps, spiky(lasts=100)), "loss_b": (steps, spiky(at=320, height=9.0))}
+    finding = the_spike(dataclasses.replace(calm, metrics=both))
+    assert finding.severity == "warning" and finding.subject.startswith("loss_a rose")
+
+
 def test_a_loss_logged_rarely_names_the_values_around(calm):
     finding = the_spike(logged(calm, spiky(), every=10))
     assert "between the values logged at steps 290 and 300 and was back at step 310" in finding.subject

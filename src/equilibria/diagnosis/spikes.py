@@ -44,13 +44,13 @@ def spikes(run: SampledRun) -> Iterator[Finding]:
     """A loss that diverged, rises of a logged loss, excursions of lr, and jumps of gradients and angles.
 
     Gradients and angles that jump for a moment count only without a logged loss. Of events at the same steps one is
-    reported, in this order; of several losses the one that rises most. After a run has diverged, no single event is.
-    The kind of a finding names its step: each is announced once, however many there are.
+    reported, in this order; of several losses one that did not come back, else the one that rises most. After a run has
+    diverged, no single event is. The kind of a finding names its step: each is announced once, however many there are.
     """
     losses, growth = run.losses, divergence(run)
     rises = [(rise, name) for name, (step, values) in losses.items() for rise in loss_rises(step, values)]
     rises = [(rise, name) for rise, name in rises if not _may_be_noise(run, rise)]
-    rises.sort(key=lambda rise_of: -rise_of[0].size)
+    rises.sort(key=lambda rise_of: (not _is_lost(rise_of[0]), -rise_of[0].size))
     about_loss = ((rise, partial(_about_loss, run, name, rise, growth)) for rise, name in rises)
     events = [
         *(Event(rise.size, rise.first, rise.before, rise.last, finding) for rise, finding in about_loss),
