@@ -173,7 +173,8 @@ def _failing_assumptions(layers: Sequence[LayerForecast], failing: Mapping[str, 
         "note",
         f"the samples of {len(affected)} of {counted(len(layers), 'layer')} contradict an assumption of the laws",
         "; ".join(f"{joined(names, most=3)}: {reason}" for reason, names in names_by_reason.items()),
-        "nothing to do for drift and correlation, which the fit includes; see the report of the run for the others",
+        "nothing to do for drift and correlation, which the fit includes; where another fails, the forecast may be off "
+        "by more than its bands",
         _LAW,
     )
 
