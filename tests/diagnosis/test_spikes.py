@@ -13,6 +13,7 @@ from tests.helpers.spiky_runs import ACCIDENT, HEALTHY, conv_bn, plain_mlp, with
 
 from equilibria.diagnosis import diagnose, equilibrium
 from equilibria.diagnosis.layers import layers_of
+from equilibria.diagnosis.loss_rises import loss_rises
 from equilibria.diagnosis.run import SampledRun, sampled_run
 from equilibria.diagnosis.spikes import spikes
 from equilibria.diagnosis.summary import summarise_run
@@ -375,6 +376,15 @@ def test_the_level_is_the_median_of_the_logged_values_that_it_names(calm):
     level, count = re.match(r"([\d.]+) is the median of the (\d+) values before", finding.evidence).groups()
     assert float(level) == pytest.approx(np.median(values[295 - int(count) : 295]), abs=0.006)
     assert int(count) <= 5
+
+
+@pytest.mark.parametrize(("before", "rises"), [(50, 0), (100, 1)])
+def test_after_fewer_values_a_rise_must_be_higher(before, rises):
+    """The highest of 50 values is lower than that of 100: thrice its rise is enough after 100 values only."""
+    logs = 0.05 * np.random.default_rng(0).standard_normal(before + 20)
+    level = np.median(logs[:before])
+    logs[before] = level + 3 * (logs[:before].max() - level)
+    assert len(list(loss_rises(np.arange(len(logs)), np.exp(logs)))) == rises
 
 
 def test_a_bad_batch_among_noisy_ones_is_found(calm):

@@ -13,8 +13,8 @@ from equilibria.diagnosis.series import Array
 WINDOW, LEAST = 100, 30  # values before a spike that make its level: at most, at least
 MAD = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 TO_BE_BACK = 5  # values whose median is looked at to see whether a loss is back
-_SCATTERS = 6  # robust standard deviations from the level to a spike of the loss
-_ABOVE_HIGHEST = 2  # times the highest rise in the window; on a log scale, too, unless the loss stays up
+_SCATTERS, _IF_IT_STAYS = 6, 10  # robust standard deviations from the level to a spike of the loss
+_ABOVE_HIGHEST = 2  # times the highest rise in the window; on a log scale, too, unless the loss stays up that far
 _LEAST_RISE = 0.1  # of the level
 _BACK = 3  # robust standard deviations above the level within which a loss is back
 _PART = 4096  # values that are searched at a time
@@ -117,7 +117,9 @@ def _far_above(values: Array) -> Iterator[tuple[int, float, float, float]]:
         later = np.concatenate([values, np.full(TO_BE_BACK, -np.inf)])
         later = np.lib.stride_tricks.sliding_window_view(later, TO_BE_BACK)[rows + 1]
         stays = np.median(later, axis=1) > highest
-        far &= stays | (beyond > _ABOVE_HIGHEST)
+        # Of fewer values the highest is lower: half the window must be exceeded twice as far.
+        limit = _ABOVE_HIGHEST * WINDOW / np.count_nonzero(np.isfinite(windows), axis=1)
+        far &= (stays & (rise > _IF_IT_STAYS * scatter)) | (beyond > limit)
         yield from zip(*(column[far].tolist() for column in (rows, level, scatter, beyond)), strict=True)
 
 
