@@ -21,7 +21,8 @@ class Finding:
         evidence: the numbers behind it.
         remedy: what to do.
         law: the law of `equilibria.theory` it rests on, for `equilibria.cite`; "" for none.
-        kind: the check that made it, which stays the same as the numbers and layers in the words change; "" if unknown.
+        kind: the check that made it, with the step of a single event, which stay the same as the numbers and layers in
+            the words change; "" if unknown.
     """
 
     severity: Severity
@@ -94,7 +95,8 @@ def plain(value: float, *, digits: int = 2) -> str:
     """A factor or a level: so many significant digits, whole numbers up to a million, never 1.2e+02.
 
     Example:
-        >>> plain(2.345), plain(123.4), plain(12345.6), plain(1.2e7), plain(-0.00012)
-        ('2.3', '123', '12,346', '1.2e7', '-0.00012')
+        >>> plain(2.345), plain(99.99), plain(123.4), plain(12345.6), plain(1.2e7), plain(-0.00012)
+        ('2.3', '100', '123', '12,346', '1.2e7', '-0.00012')
     """
-    return f"{value:,.0f}" if 10**digits <= abs(value) < 1e6 else rounded(value, digits=digits)
+    is_whole = 10**digits <= abs(float(f"{value:.{digits}g}")) < 1e6
+    return f"{value:,.0f}" if is_whole else rounded(value, digits=digits)

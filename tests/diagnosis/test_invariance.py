@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers.sample_worlds import edited, together, world
 
 from equilibria.diagnosis.invariance import InvarianceTest, decay_in_force, looks_invariant
+from equilibria.diagnosis.summary import summarise
+from equilibria.theory import SGD
 
 ENTRIES = 10_000.0
 
@@ -96,3 +99,49 @@ def test_the_decay_in_force_follows_the_optimizer():
         assert decay_in_force({"kind": kind}, **options) == pytest.approx(1e-3)
     # Adam divides by the root mean square of gradient and decay together: 5 / 10 here.
     assert decay_in_force({"kind": "AdamL2"}, **options) == pytest.approx(1e-3 / 0.5)
+
+
+def verdicts_of(*worlds):
+    run = together(*worlds)
+    return {layer.name: layer.invariant for layer in summarise(run.samples, metadata=run.metadata)}
+
+
+def test_siblings_in_different_blocks_are_decided_together():
+    """Twins would otherwise be shown as "2 not invariant, 2 undecided" for hundreds of samples."""
+    rule = SGD(0.1, 2e-3, momentum=0.9)
+
+    def tensors(*names, steps=200):
+        return world(rule, steps, layers=names, radial=1.0)
+
+    decided = tensors("h.0.q.weight", "h.1.q.weight", "head.weight")
+    alone = verdicts_of(decided)
+    assert alone == dict.fromkeys(alone, False)
+    waiting = verdicts_of(decided, tensors("h.2.q.weight", steps=20))
+    assert waiting == {"h.0.q.weight": None, "h.1.q.weight": None, "head.weight": False, "h.2.q.weight": None}
+    together_at_last = verdicts_of(decided, tensors("h.2.q.weight"))
+    assert set(together_at_last.values()) == {False}
+
+
+def test_siblings_that_are_all_decided_may_differ():
+    rule = SGD(0.1, 2e-3, momentum=0.9)
+    other = world(rule, 200, layers=("h.0.q.weight",), radial=1.0)
+    assert verdicts_of(other, world(rule, 200, layers=("h.1.q.weight",))) == {
+        "h.0.q.weight": False,
+        "h.1.q.weight": True,
+    }
+
+
+def test_layers_of_a_plain_sequence_do_not_wait_for_each_other():
+    rule = SGD(0.1, 2e-3, momentum=0.9)
+    run = verdicts_of(world(rule, 200, layers=("net.0.weight",)), world(rule, 20, layers=("net.3.weight",), radial=1.0))
+    assert run == {"net.0.weight": True, "net.3.weight": None}
+
+
+def test_a_layer_that_does_not_look_invariant_after_all_is_measured_to_its_last_sample():
+    """Predictions from before that was decided do not hold its window back."""
+    run = world(SGD(0.1, 2e-3, momentum=0.9), 200, layers=("head.weight",), radial=1.0)
+    step = run.samples["step"].to_numpy()
+    predicted = np.where(step < 190, run.samples["angle_predicted"].to_numpy(), np.nan)
+    (layer,) = summarise(edited(run.samples, angle_predicted=predicted), metadata=run.metadata)
+    assert layer.invariant is False and layer.angle_predicted is None
+    assert layer.last_step == 199

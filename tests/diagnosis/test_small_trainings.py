@@ -215,6 +215,8 @@ def test_a_first_gradient_that_is_nan_points_to_the_data():
         == "the gradient of 2 of 2 parameters (0.weight, ...) was not finite at the first sampled step, 0"
     )
     assert "checkpoint" not in finding.remedy and "data" in finding.remedy
+    assert finding.evidence.startswith("the watched weights were finite there")
+    assert "parameters that are not watched" in finding.remedy and "param.isfinite()" in finding.remedy
 
 
 def test_weights_lost_later_go_back_to_a_checkpoint_from_before_that_step():

@@ -13,6 +13,7 @@ from tests.helpers.spiky_runs import ACCIDENT, HEALTHY, conv_bn, plain_mlp, with
 
 from equilibria.diagnosis import diagnose, equilibrium
 from equilibria.diagnosis.layers import layers_of
+from equilibria.diagnosis.loss_rises import loss_rises
 from equilibria.diagnosis.run import SampledRun, sampled_run
 from equilibria.diagnosis.spikes import spikes
 from equilibria.diagnosis.summary import summarise_run
@@ -91,9 +92,10 @@ def test_garbage_labels_are_one_bad_batch():
     )
     assert "first loss, and in the same step the gradient of " in finding.evidence
     assert f"its recent median at step {ACCIDENT}" in finding.evidence
-    assert "lr was unchanged, and no layer was out of line in the samples before: as one bad batch does" in text(
+    assert "; lr was unchanged over the samples of steps 109-120, and the samples before show no quarter " in text(
         finding
     )
+    assert "as one bad batch does" in finding.evidence
     assert "torch.nn.utils.clip_grad_norm_(model.parameters(), " in finding.remedy
 
 
@@ -184,16 +186,32 @@ def test_only_training_losses_count_and_those_that_rise_together_once(calm):
     )
 
 
+def test_a_loss_that_is_lost_is_not_hidden_by_a_higher_spike_of_another(calm):
+    steps = np.arange(400)
+    both = {"loss_a": (steps, spiky(lasts=100)), "loss_b": (steps, spiky(at=320, height=9.0))}
+    finding = the_spike(dataclasses.replace(calm, metrics=both))
+    assert finding.severity == "warning" and finding.subject.startswith("loss_a rose")
+
+
 def test_a_loss_logged_rarely_names_the_values_around(calm):
     finding = the_spike(logged(calm, spiky(), every=10))
     assert "between the values logged at steps 290 and 300 and was back at step 310" in finding.subject
 
 
-def test_three_largest_of_many_spikes_in_their_order(calm):
+def test_the_last_three_of_many_spikes_have_a_finding_each_and_the_others_one(calm):
     values = noisy(2000)
     values[200:2000:300] += [3, 9, 4, 8, 7, 2]
-    findings = list(spikes(logged(calm, values)))
-    assert [re.search(r"at step ([\d,]+) and", finding.subject)[1] for finding in findings] == ["500", "1,100", "1,400"]
+    together, *others = spikes(logged(calm, values))
+    assert together.subject == "3 earlier spikes, at steps 200, 500, 800"
+    assert re.match(r"the largest: loss rose from [\d.]+ to 1\d[.\d]* at step 500 and was back", together.evidence)
+    assert [re.search(r"at step ([\d,]+) and", finding.subject)[1] for finding in others] == ["1,100", "1,400", "1,700"]
+
+
+def test_more_spikes_than_once_could_be_looked_at_are_all_counted(calm):
+    values = noisy(9000)
+    values[100::100] += 8
+    together, *_ = spikes(logged(calm, values))
+    assert together.subject.startswith(f"{len(values[100::100]) - 3} earlier spikes, at steps 100, 200, ")
 
 
 def test_bad_batches_close_to_each_other_are_all_reported(calm):
@@ -245,9 +263,31 @@ def test_gradients_that_are_clipped_already_are_not_clipped_again(calm):
     assert "clip_grad_norm_" not in finding.remedy and "if loss.item() > 3: continue" in finding.remedy
 
 
+def test_a_few_layers_with_large_gradients_before_an_accident_did_not_come_first():
+    """Among 12 layers and 12 samples, one or two have a gradient of three times its median by chance."""
+    names = [f"layer{number}.weight" for number in range(12)]
+    planted = world(RULE, 400, layers=names, dim=64, lr=raised(300, 303))
+    run = sampled_run(planted.samples, metadata=planted.metadata)
+    grad = run.taken.columns["grad_norm"].reshape(12, -1).copy()
+    grad[:2, 296] *= 4
+    few, many = (
+        dataclasses.replace(run.taken, columns={**run.taken.columns, "grad_norm": values.ravel()})
+        for values in (grad, np.where(np.arange(400) == 296, 4 * grad, grad))
+    )
+    values = spiky(at=301, lasts=5)
+    first_of_few, first_of_many = (
+        the_spike(logged(dataclasses.replace(run, taken=taken), values)).evidence.split("; ")[1]
+        for taken in (few, many)
+    )
+    assert first_of_few == "first lr was 30 times higher at steps 300 to 302"
+    assert first_of_many.startswith("first the gradient of 12 of 12 layers") and first_of_many.endswith("step 296")
+
+
 def test_nothing_out_of_line_is_said_so(calm):
     finding = the_spike(logged(calm, spiky()))
-    assert "no sampled step before shows an lr, a gradient or an angle out of line" in finding.evidence
+    assert (
+        "no sampled step before shows an lr, or a gradient or an angle of a quarter of the layers" in finding.evidence
+    )
     assert "nothing was sampled" not in finding.evidence
 
 
@@ -290,6 +330,71 @@ def test_schedules_are_no_accident(lr):
     assert list(spikes(sampled(lr=lr))) == []
 
 
+# ---- "lr was unchanged", and "as one bad batch does"
+
+
+def bad_batch(lr=None, **options) -> Finding:
+    """A loss and gradients that are high at step 300 only, under some schedule."""
+    return the_spike(logged(sampled(burst=300, lr=lr, **options), spiky()))
+
+
+@pytest.mark.parametrize(
+    ("lr", "course"),
+    [
+        (None, "lr was unchanged over the samples of steps 289-300"),
+        (lambda step: RULE.lr * (1 + np.cos(np.pi * step / 400)) / 2, "lr went from 0.0178 to 0.0146 over the samples"),
+        (lambda step: RULE.lr * 0.97**step, "lr went from 1.5e-5 to 1.08e-5 over the samples of steps 289-300"),
+    ],
+    ids=["constant", "cosine", "exponential"],
+)
+def test_one_bad_batch_names_the_course_of_lr(lr, course):
+    text_of = bad_batch(lr).evidence
+    assert f"; {course}" in text_of and text_of.endswith("as one bad batch does")
+    assert ("unchanged" in text_of) == (lr is None)
+
+
+@pytest.mark.parametrize(
+    ("factor", "change"), [(0.1, "lr was divided by 10 at step 300"), (1.4, "lr was multiplied by 1.4 at step 300")]
+)
+def test_an_lr_that_jumps_in_the_same_step_is_named_and_is_not_one_bad_batch(factor, change):
+    text_of = bad_batch(lambda step: RULE.lr * (factor if step == 300 else 1)).evidence
+    assert change in text_of or "lr was 10 times lower at step 300" in text_of
+    assert "unchanged" not in text_of and "one bad batch" not in text_of
+
+
+def test_of_steps_that_were_not_sampled_nothing_is_said_about_lr_or_one_batch():
+    text_of = bad_batch(raised(297, 300), every=10).evidence
+    assert "nothing was sampled between steps 290 and 300" in text_of
+    assert "unchanged" not in text_of and "one bad batch" not in text_of
+
+
+def test_the_level_is_the_median_of_the_logged_values_that_it_names(calm):
+    values = noisy()
+    values[200:290] += 6  # a long spike fills most of the window before the next one
+    values[295] += 3
+    _, finding = spikes(logged(calm, values))
+    level, count = re.match(r"([\d.]+) is the median of the (\d+) values before", finding.evidence).groups()
+    assert float(level) == pytest.approx(np.median(values[295 - int(count) : 295]), abs=0.006)
+    assert int(count) <= 5
+
+
+@pytest.mark.parametrize(("before", "rises"), [(50, 0), (100, 1)])
+def test_after_fewer_values_a_rise_must_be_higher(before, rises):
+    """The highest of 50 values is lower than that of 100: thrice its rise is enough after 100 values only."""
+    logs = 0.05 * np.random.default_rng(0).standard_normal(before + 20)
+    level = np.median(logs[:before])
+    logs[before] = level + 3 * (logs[:before].max() - level)
+    assert len(list(loss_rises(np.arange(len(logs)), np.exp(logs)))) == rises
+
+
+def test_a_bad_batch_among_noisy_ones_is_found(calm):
+    """7 standard deviations, and thrice the highest rise before."""
+    values = 2.4 * np.exp(0.1 * np.random.default_rng(1).standard_normal(400))
+    values[300] = 4.6
+    burst = sampled(burst=300)
+    assert "loss rose from 2.35 to 4.6 at step 300" in the_spike(logged(burst, values)).subject
+
+
 # ---- without a loss
 
 
@@ -300,8 +405,16 @@ def test_a_gradient_alone_is_reported_as_that(burst):
     assert finding.evidence.endswith("no loss was logged") and "monitor.log(loss=loss)" in finding.remedy
 
 
-def test_gradients_that_stay_large_are_no_spike():
+def test_gradients_that_stay_large_are_a_lasting_change():
     options = {"unit_grad_sq": lambda step: 900.0 if step >= 300 else 1.0}
     planted = world(RULE, 400, layers=LAYERS, dim=64, **options)
     run = sampled_run(planted.samples, metadata=planted.metadata)
-    assert not [finding for finding in spikes(run) if "gradient norm" in finding.subject]
+    for finding in (the_spike(run), the_spike(logged(run, noisy()))):
+        assert finding.severity == "note"
+        factor = re.match(
+            r"the total gradient norm jumped to ([\d.]+) times its recent median at step 300 and stayed high$",
+            finding.subject,
+        )
+        assert f"{factor[1]} is the median over steps 300-310" in finding.evidence
+        total = np.sqrt((run.taken.columns["grad_norm"].reshape(3, -1) ** 2).sum(axis=0))
+        assert float(factor[1]) == pytest.approx(np.median(total[300:311]) / np.median(total[200:300]), rel=0.05)

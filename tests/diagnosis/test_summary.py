@@ -152,8 +152,32 @@ def test_there_is_no_time_to_settle_if_lr_falls_to_zero_before(lr, runs_out):
     for layer in summaries(world(HEAVY_BALL, 990, lr=lr)).values():
         assert layer.lr_runs_out is runs_out
         assert (layer.steps_to_settle is None) == (layer.epochs_to_settle is None) == runs_out
-        assert ("lr falls to 0 before it can settle" in layer.sentence) == runs_out
+        assert ("too fast for a time to settle at one lr" in layer.sentence) == runs_out
+        assert "falls to 0" not in layer.sentence
         assert layer.angle_vs_predicted == pytest.approx(1, abs=0.15)
+
+
+def test_a_falling_lr_is_described_by_its_samples_only():
+    def lr(step: int) -> float:
+        """A cosine that ends at a twentieth: nothing in the samples says that it falls to 0."""
+        return 0.1 * (0.05 + 0.95 * (1 + math.cos(math.pi * step / 1000)) / 2)
+
+    run = world(HEAVY_BALL, 900, lr=lr)
+    layer = summaries(run)["conv1.weight"]
+    assert layer.lr_runs_out
+    first, last = (f"{lr(step):.3g}" for step in (layer.first_step, 899))
+    assert f"lr fell from {first} to {last} since step {layer.first_step}, too fast" in layer.sentence
+
+
+def test_the_first_lr_is_that_of_the_first_step_even_if_its_angle_is_unknown():
+    """B of LoRA is 0 before its first step, and an angle from 0 does not exist."""
+    run = world(HEAVY_BALL, 60, lr=lambda step: 0.1 * (1 - step / 100))
+    names = np.array(run.samples["param"].to_pylist())
+    unknown = (names == "conv1.weight") & (run.samples["step"].to_numpy() == 0)
+    angle = np.where(unknown, np.nan, run.samples["angle"].to_numpy())
+    layers = summarise(edited(run.samples, angle=angle), metadata=run.metadata)
+    assert len({layer.settings_over_run for layer in layers}) == 1
+    assert all(layer.first_lr == 0.1 for layer in layers)
 
 
 def test_no_window_goes_across_a_jump_however_few_samples_are_behind_it():
@@ -364,7 +388,7 @@ def test_layers_that_never_moved_are_kept():
     angles = np.where(third, np.nan, table["angle"].to_numpy())
     still = summarise(edited(table, angle=angles, note=notes), metadata=clean().metadata)
     assert [layer.samples for layer in still] == [400, 400, 0]
-    assert still[2].sentence == "conv3.weight did not move in any sampled step."
+    assert still[2].sentence == "conv3.weight has no angle in any sampled step."
     assert still[:2] == summarise(table, metadata=clean().metadata)[:2]
     weightless = summarise(edited(table, angle=np.zeros(len(table))), metadata=clean().metadata)[0]
     assert math.isfinite(weightless.how_wrong) and weightless.how_wrong > 10

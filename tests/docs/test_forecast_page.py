@@ -21,7 +21,7 @@ def test_the_tutorial_runs(tmp_path, monkeypatch):
     printed = "".join(Page(PAGE).replaced(SHORTER).run(compare=False).printed)
     assert {"forecast.html", "what-if.html"} <= {path.name for path in tmp_path.iterdir()}
     assert all(path.stat().st_size > 1e6 for path in tmp_path.glob("*.html"))
-    assert "will turn too slowly when lr falls at step 150" in printed
+    assert "will turn more slowly than in equilibrium when lr falls at step 150" in printed
     assert re.search(r"^off by [\d.]+x: the plan as given$", printed, flags=re.MULTILINE)
 
 

@@ -212,10 +212,10 @@ def test_under_a_cosine_weights_are_rescaled_at_every_step(constant):
 
 def test_the_drop_is_a_finding_with_a_remedy(constant):
     result = forecast(constant, schedule=MultiStep(0.1, milestones=[400], factor=0.1), steps=900)
-    warning = result.findings[0]
-    assert warning.severity == "warning"
-    assert "when lr falls at step 400" in warning.subject
-    assert "rescale=True" in warning.remedy
+    finding = result.findings[0]
+    assert finding.severity == "note", "a state, no fault"
+    assert "when lr falls at step 400" in finding.subject
+    assert "rescale=True" in finding.remedy
     assert result.assumptions
 
 

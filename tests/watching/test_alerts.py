@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 import time
 
+import numpy as np
 import pytest
 import torch
+from tests.helpers.sample_worlds import world
 from tests.helpers.watched_worlds import make_net, train
 
 import equilibria as eq
+from equilibria.diagnosis.run import sampled_run
+from equilibria.diagnosis.spikes import spikes
 from equilibria.errors import EquilibriaError, WatchWarning
 from equilibria.findings import Finding
+from equilibria.theory import SGD
 from equilibria.watching import _alerts
 from equilibria.watching._alerts import FindingAlerts
 
@@ -72,6 +79,25 @@ def test_the_same_kind_with_other_numbers_is_not_new_and_a_worse_one_is():
     alerts.look()
     alerts.look()
     assert seen == ["1 layer", "another", "3 layers", "a second spike"]
+
+
+@pytest.mark.parametrize("looks", [range(40, 1000, 30), [1000]], ids=["a look after each", "one look"])
+def test_every_bad_batch_is_announced_once_however_many_there_are(looks):
+    planted = world(SGD(0.1, 2e-3, momentum=0.9), 100, dim=64)
+    run = sampled_run(planted.samples, metadata=planted.metadata)
+    bad, values = range(150, 800, 100), 1 + 0.05 * np.random.default_rng(0).standard_normal(1000)
+    values[bad] += [4, 3, 5, 3, 9, 4, 3]
+    seen, metrics = [], {}
+    alerts = FindingAlerts(
+        lambda finding: seen.append(finding.subject),
+        lambda: list(spikes(dataclasses.replace(run, metrics=metrics))),
+    )
+    for until in looks:
+        metrics["loss"] = np.arange(until), values[:until]
+        alerts.look()
+    steps = (re.findall(r"(?:at steps?|,) (\d50)\b", subject) for subject in seen)
+    announced = [int(step) for of_one in steps for step in of_one]
+    assert announced == list(bad)
 
 
 def test_an_error_in_the_function_is_one_warning_and_the_next_finding_comes():

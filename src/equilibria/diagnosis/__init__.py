@@ -11,6 +11,7 @@
 - `noise`: gradient noise scale, curvature along the step and turning over many steps; a finding about the batch size.
 - `faults`: findings about faults in training or measuring.
 - `spikes`: findings about a loss, a gradient or an lr that jumps, and what came first.
+- `divergence`: whether training diverged.
 - `identities`: checks of the measurement that hold for any gradients.
 - `sharpness`: findings about the queries of a sharpness tracker.
 - `run`, `series`, `metadata`: the sample table and the metadata of a run, as the others read them.
@@ -68,28 +69,31 @@ def summarise_and_diagnose(
     def vanishing_gradient(layers: list[Layer]) -> Iterable[Finding]:
         return assumptions.vanishing_gradient(layers, run.loss)
 
+    jumps = _guarded(spikes.spikes, run)
+    # Of a diverged run nobody wants to read that a layer gets to its equilibrium by itself.
+    steady = [] if any(finding.kind == "diverged" for finding in jumps) else layers
     findings = [
         *_guarded(faults.not_finite, series),
         *_guarded(faults.loss_not_finite, run),
         *_guarded(faults.lr_is_zero, series),
         *_guarded(faults.skipped, series),
         *_guarded(faults.angle_not_delivered, run),
-        *_guarded(spikes.spikes, run),
-        *_guarded(equilibrium.decay_missing, layers),
+        *jumps,
+        *_guarded(equilibrium.decay_missing, steady),
         *_guarded(assumptions.rounded_away, layers),
-        *_guarded(vanishing_gradient, layers),
-        *_guarded(equilibrium.disturbed, layers),
-        *_guarded(equilibrium.out_of_equilibrium, layers),
-        *_guarded(assumptions.radial_gradient, layers),
-        *_guarded(faults.too_few_samples, layers),
-        *_guarded(assumptions.angle_off, layers),
-        *_guarded(assumptions.norm_off, layers),
+        *_guarded(vanishing_gradient, steady),
+        *_guarded(equilibrium.disturbed, steady),
+        *_guarded(equilibrium.out_of_equilibrium, steady),
+        *_guarded(assumptions.radial_gradient, steady),
+        *_guarded(faults.too_few_samples, steady),
+        *_guarded(assumptions.angle_off, steady),
+        *_guarded(assumptions.norm_off, steady),
         *_guarded(equilibrium.weights_changed_outside, layers),
         *_guarded(identities_fail, layers),
-        *_guarded(assumptions.drifting, layers),
-        *_guarded(assumptions.correlated, layers),
-        *_guarded(equilibrium.oscillating, layers),
-        *_guarded(noise.batch_size, run),
+        *_guarded(assumptions.drifting, steady),
+        *_guarded(assumptions.correlated, steady),
+        *_guarded(equilibrium.oscillating, steady),
+        *(_guarded(noise.batch_size, run) if steady else ()),
         *_guarded(faults.without_gradient, series),
         *_guarded(faults.removed, series),
         *_guarded(faults.without_law, layers),

@@ -50,18 +50,19 @@ def norm_off(layers: Sequence[Layer]) -> Iterator[Finding]:
     """Layers whose norm is not the predicted one although they turn as predicted."""
     predictable = _predictable(layers)
     judged = [layer for layer in predictable if not layer.few and not layer.explained]
-    off = [layer for layer in judged if _norm_error(layer) > _NORM_OFF and _angle_holds(layer)]
+    off = [layer for layer in judged if _norm_error(layer) > _NORM_OFF and layer.summary.is_near]
     if not off:
         return
     worst = max(off, key=_norm_error)
     summary = worst.summary
     yield Finding(
         "note",
-        f"the norm of {which_layers(off, predictable, worst)} is off its prediction, while the angle holds",
+        f"the norm of {which_layers(off, predictable, worst)} is off its prediction, while the angle is within "
+        f"{percent(ACCURACY)} of its own",
         f"||w|| of {worst.name} is {summary.norm:.3g} at step {summary.last_step:,}, "
         f"{percent(summary.norm_vs_predicted or 0)} of the {summary.norm_predicted:.3g} that {summary.settings} "
         f"predicts; {_suspect(worst)}{if_invariant(off)}",
-        "nothing needs doing: the angle is as predicted; do not rely on the predicted norm or on the time to settle",
+        "nothing needs doing for the angle; do not rely on the predicted norm or on the time to settle",
         "transient.evolve",
     )
 
@@ -76,11 +77,6 @@ def _norm_error(layer: Layer) -> float:
 
 def _is_off(layer: Layer) -> bool:
     return layer.summary.surely_off and not layer.explained
-
-
-def _angle_holds(layer: Layer) -> bool:
-    error = layer.summary.angle_error
-    return error is not None and _error(layer) <= ACCURACY + error
 
 
 def _which_way(off: Sequence[Layer]) -> str:

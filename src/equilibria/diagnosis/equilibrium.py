@@ -16,7 +16,7 @@ from equilibria.diagnosis.metadata import short
 from equilibria.diagnosis.series import Array, sample_weights
 from equilibria.diagnosis.summary import how_long, times
 from equilibria.errors import EquilibriaError
-from equilibria.findings import Finding, counted, percent
+from equilibria.findings import Finding, counted, percent, plain
 from equilibria.records.tables import CHANGED_OUTSIDE, DISTURBED, NOTES, SETTLED, SETTLING, STATES
 from equilibria.theory.rules import SGD, SGDW, Rule
 from equilibria.theory.settling import Relaxation, relaxation
@@ -94,22 +94,29 @@ def _slowed(layer: Layer) -> float:
 
 
 def oscillating(layers: Sequence[Layer]) -> Iterator[Finding]:
-    """Settings whose approach to equilibrium overshoots."""
+    """Layers near equilibrium under settings whose approach to it overshoots: a prediction, not a measurement."""
     predictable = [layer for layer in layers if layer.predictable and layer.monotone is not None]
-    swinging = [layer for layer in predictable if not layer.monotone]
+    swinging = [layer for layer in predictable if not layer.monotone and _is_near_in_norm(layer)]
     if not swinging:
         return
     worst = max(swinging, key=lambda layer: layer.rule.decay_per_step if layer.rule else 0.0)
     product = worst.rule.decay_per_step if worst.rule else 0.0
     yield Finding(
         "note",
-        f"the norm of {which_layers(swinging, predictable, worst)} oscillates around its equilibrium",
-        f"lr x wd = {product:.3g} is above the threshold of this momentum at step {worst.summary.last_step:,}: the "
-        "approach overshoots, and under heavy ball more decay does not make it faster",
-        "nothing needs doing: it comes to rest. For a smooth approach, lower lr x wd: for group in "
+        f"by the law, the norm of {which_layers(swinging, predictable, worst)} settles in oscillations",
+        f"lr x wd = {product:.3g} is above the threshold of this momentum at step {worst.summary.last_step:,}: small "
+        "deviations from equilibrium overshoot, and under heavy ball more decay does not end them sooner. This follows "
+        f"from the settings and was not measured; the norm of {worst.name} is "
+        f"{percent(worst.summary.norm_vs_equilibrium or 1)} of its equilibrium there",
+        "nothing needs doing: they die out. For a smooth approach, lower lr x wd: for group in "
         "optimizer.param_groups: group['weight_decay'] /= 2",
         "approach.oscillation_threshold",
     )
+
+
+def _is_near_in_norm(layer: Layer) -> bool:
+    ratio = layer.summary.norm_vs_equilibrium
+    return ratio is not None and abs(math.log(ratio)) < _NOTICEABLE
 
 
 # ---- on the way to equilibrium
@@ -187,14 +194,14 @@ def _not_counted(predictable: Sequence[Layer], away: Sequence[Layer]) -> str:
 
 
 def _remedy_on_the_way(layer: Layer, *, moving: bool) -> str:
-    if moving:
-        return (
-            "nothing needs doing: under a schedule the norm lags behind, and the angle follows lr rather than lr x wd. "
-            f"{_rescale_for('To make it follow lr x wd', layer)}"
-        ).strip()
     ratio = layer.summary.norm_vs_equilibrium
     if ratio is not None and abs(ratio - 1) < _NEAR:
         return "nothing needs doing: the norm is in equilibrium, and the angle follows the recent gradients"
+    if moving:
+        return (
+            "nothing needs doing: lr moves, and the norm has not followed it yet. "
+            f"{_rescale_for('To make the angle follow lr x wd', layer)}"
+        ).strip()
     if ratio is not None and (ratio > 1) == ((layer.summary.angle_vs_equilibrium or 1.0) > 1):
         return (  # a longer weight turns more slowly
             "nothing needs doing: angle and norm are off to the same side, so the norm has moved while these samples "
@@ -205,6 +212,8 @@ def _remedy_on_the_way(layer: Layer, *, moving: bool) -> str:
     waits = (layer.summary.steps_to_settle or 0.0) <= _TOO_LONG * layer.length
     nothing = f"nothing needs doing{': it gets there by itself' if waits else _IF_FAST_ENOUGH}"
     if layer.since:  # a jump of the settings is behind it, not the start
+        if layer.rows["lr"][layer.since] == layer.rows["lr"][layer.since - 1]:
+            return f"{nothing}{_rescale_at_once(layer)}"
         return f"{nothing}. {_rescale_for('To be in equilibrium after every change of lr', layer)}".strip()
     return f"{nothing}. To start the next run in equilibrium: {_START}; {_START_TRIAL}"
 
@@ -212,6 +221,15 @@ def _remedy_on_the_way(layer: Layer, *, moving: bool) -> str:
 def _rescale_for(goal: str, layer: Layer) -> str:
     """The call for a goal, with what it did when it was tried; what acts on the weights already is not recommended."""
     return "" if layer.controlled else f"{goal}: {_RESCALE}; {_trial(10)}"
+
+
+def _rescale_at_once(layer: Layer) -> str:
+    """The call that rescales at a jump of the settings, whatever changes them; it was tried for lr only."""
+    if layer.controlled:
+        return ""
+    return (
+        ". To be in the new equilibrium at once at such a change: RescaleOnDecay(optimizer, model=model, invariant=sym)"
+    )
 
 
 _IF_FAST_ENOUGH = f" if it turns as fast as you want: settling would take {_TOO_LONG} times the run so far or more"
@@ -269,6 +287,8 @@ class Disturbance:
 
 def disturbance(layer: Layer) -> Disturbance | None:
     """The last jump of the settings, if it threw a settled layer out of equilibrium."""
+    if layer.angle_is_scheduled:
+        return None  # AngularSchedule sets lr or weight decay at every step, as requested
     if layer.since == 0 or not layer.predictable or layer.state_at(layer.since - 1) not in (SETTLED, DISTURBED):
         return None
     if any(excursion.after == layer.rows["step"][layer.since] for excursion in excursions(layer.rows)):
@@ -339,7 +359,9 @@ def _in_words(before: Rule, after: Rule) -> str:
         if old == new:
             continue
         if isinstance(old, float | int) and isinstance(new, float | int) and new > 0 and name == "lr":
-            changes.append(f"lr was {'divided' if old > new else 'multiplied'} by {max(old / new, new / old):.3g}")
+            changes.append(
+                f"lr was {'divided' if old > new else 'multiplied'} by {plain(max(old / new, new / old), digits=3)}"
+            )
         elif isinstance(old, float | int) and isinstance(new, float | int):
             changes.append(f"{name} went from {short(old)} to {short(new)}")
         else:
@@ -362,10 +384,28 @@ def disturbed(layers: Sequence[Layer]) -> Iterator[Finding]:
         yield Finding(
             "note",
             f"{which_layers(thrown, predictable, worst.layer)} {state} disturbed by a change {worst.when}: {change}",
-            _dip_and_recovery(worst, thrown) + if_invariant(thrown),
+            _dip_and_recovery(worst, thrown) + _unsettled_before(predictable, worst) + if_invariant(thrown),
             _remedy_for_a_jump(worst),
             "states.rescale_factors",
         )
+
+
+def _unsettled_before(predictable: Sequence[Layer], jump: Disturbance) -> str:
+    """The layers that the same change left out of equilibrium, but which it did not find settled."""
+    more = [
+        layer
+        for layer in predictable
+        if layer.since
+        and layer.rows["step"][layer.since] == jump.step
+        and layer.state_at(layer.since - 1) == SETTLING
+        and layer.summary.state == SETTLING
+    ]
+    if not more:
+        return ""
+    return (
+        f"; {len(more):,} more {verb(more)} out of equilibrium, too, and {verb(more, 'was', 'were')} not settled "
+        "before the change"
+    )
 
 
 def _dip_and_recovery(worst: Disturbance, layers: Sequence[Layer]) -> str:
@@ -394,9 +434,9 @@ def _remedy_for_a_jump(worst: Disturbance) -> str:
     remedy = f"nothing needs doing: {comes_back}"
     if worst.layer.controlled:
         return remedy
-    remedy += f". To be in the new equilibrium at once at such a change: {_RESCALE}"
     if worst.drop == 1:
-        return remedy
+        return remedy + _rescale_at_once(worst.layer)
+    remedy += f". To be in the new equilibrium at once at such a change: {_RESCALE}"
     factor = f"{worst.drop:.3g}"
     return (
         f"{remedy}. To keep the smaller angle for good, at the drop: for group in optimizer.param_groups: "

@@ -67,10 +67,10 @@ def not_finite(series: Series) -> Iterator[Finding]:
         yield Finding(
             "warning",
             f"the gradient of {_names(names, len(series.names))} was not finite at the first sampled step, {first:,}",
-            f"the weights were finite there; {_share(count, total)} had a gradient with NaN or infinity, the last at "
-            f"step {last:,}",
-            "look at the data and the loss of the first batch; to find the operation: "
-            "torch.autograd.set_detect_anomaly(True)",
+            f"the watched weights were finite there; {_share(count, total)} had a gradient with NaN or infinity, the "
+            f"last at step {last:,}",
+            "look at the data and the loss of the first batch, and at the parameters that are not watched: print([name "
+            "for name, param in model.named_parameters() if not param.isfinite().all()])",
             "",
         )
         return
@@ -113,24 +113,37 @@ def lr_is_zero(series: Series) -> Iterator[Finding]:
 
 
 def loss_not_finite(run: SampledRun) -> Iterator[Finding]:
-    """A logged training loss that is NaN or infinite at its last step."""
+    """A logged training loss that is NaN or infinite: since some step, or now and then."""
     if run.logged_loss is None:
         return
     steps, values = run.logged_loss
-    finite = np.flatnonzero(np.isfinite(values))
-    if not len(values) or (len(finite) and finite[-1] == len(values) - 1):
+    bad = np.flatnonzero(~np.isfinite(values))
+    if not len(bad):
         return
-    bad = len(values) - (int(finite[-1]) + 1 if len(finite) else 0)
-    since = int(steps[-bad])
+    anomaly = "to find the operation: torch.autograd.set_detect_anomaly(True)"
+    finite = np.flatnonzero(np.isfinite(values))
+    if len(finite) and finite[-1] == len(values) - 1:
+        when = f"at step {int(steps[bad[0]]):,}"
+        if len(bad) > 1:
+            when = f"{len(bad):,} times, first at step {int(steps[bad[0]]):,}, last at step {int(steps[bad[-1]]):,}"
+        yield Finding(
+            "warning" if len(bad) > _OFTEN * len(values) and len(bad) > 1 else "note",
+            f"the logged loss was not finite {when}",
+            f"{counted(len(bad), 'logged value')} of {len(values):,} {'is' if len(bad) == 1 else 'are'} NaN or "
+            f"infinite; the last one, at step {int(steps[-1]):,}, is finite",
+            f"nothing needs doing if such steps are left out; {anomaly}",
+            "",
+        )
+        return
+    last = len(values) - (int(finite[-1]) + 1 if len(finite) else 0)
+    since = int(steps[-last])
     yield Finding(
         "warning",
         f"the logged loss is not finite since step {since:,}",
-        f"{counted(bad, 'logged value')} up to step {int(steps[-1]):,} {'is' if bad == 1 else 'are'} NaN or infinite",
-        f"go back to a checkpoint from before step {since:,}; to find the operation: "
-        "torch.autograd.set_detect_anomaly(True)"
+        f"{counted(last, 'logged value')} up to step {int(steps[-1]):,} {'is' if last == 1 else 'are'} NaN or infinite",
+        f"go back to a checkpoint from before step {since:,}; {anomaly}"
         if since > int(steps[0])
-        else "look at the data and the loss of the first batch; to find the operation: "
-        "torch.autograd.set_detect_anomaly(True)",
+        else f"look at the data and the loss of the first batch; {anomaly}",
         "",
     )
 
@@ -206,7 +219,7 @@ def too_few_samples(layers: Sequence[Layer]) -> Iterator[Finding]:
         f"{counted(samples, 'sample')} {worst.summary.when}: too few to judge",
         f"the angle of {which_layers(few, predictable, worst)} cannot be compared with its prediction yet; of "
         f"{worst.name}, {known}",
-        f"nothing needs doing: {counted(max(needed - samples, 1), 'more sample')} at about these settings would do"
+        f"nothing needs doing: {counted(max(needed, samples + 1), 'sample')} at about these settings would be enough"
         + (f". For denser samples in the next run: {denser}" if steps >= needed > samples else ""),
         "",
     )

@@ -55,6 +55,7 @@ class Layer:
         rounding: relative change of the weight per step, by decay or update, if its type rounds that away; else None.
         changed_outside: share of the samples before which something other than the step changed the weight.
         controlled: whether a controller of ours acts on the run, such as `RescaleOnDecay`.
+        angle_is_scheduled: whether one of them is `AngularSchedule`, which changes lr or weight decay all the time.
     """
 
     summary: LayerSummary
@@ -72,6 +73,7 @@ class Layer:
     rounding: float | None
     changed_outside: float
     controlled: bool
+    angle_is_scheduled: bool
 
     @property
     def name(self) -> str:
@@ -209,7 +211,8 @@ def layers_of(run: SampledRun, summaries: Sequence[LayerSummary]) -> list[Layer]
         _or_none(_radials(late, run)),
         _or_none(_roundings(run)),
         (taken.sums(outside) / np.maximum(taken.counts, 1)).tolist(),
-        [bool(run.metadata.get("controllers"))] * len(taken.names),
+        [bool(controllers := run.metadata.get("controllers", ()))] * len(taken.names),
+        [any("delivered" in controller for controller in controllers)] * len(taken.names),
         strict=True,
     )
     return [Layer(*values) for values in columns]

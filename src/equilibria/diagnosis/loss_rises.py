@@ -13,11 +13,11 @@ from equilibria.diagnosis.series import Array
 WINDOW, LEAST = 100, 30  # values before a spike that make its level: at most, at least
 MAD = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 TO_BE_BACK = 5  # values whose median is looked at to see whether a loss is back
-_SCATTERS = 10  # robust standard deviations from the level to a spike of the loss
-_ABOVE_HIGHEST = 2  # times the highest rise in the window; on a log scale, too, unless the loss stays up
+_SCATTERS, _IF_IT_STAYS = 6, 10  # robust standard deviations from the level to a spike of the loss
+_ABOVE_HIGHEST = 2  # times the highest rise in the window; on a log scale, too, unless the loss stays up that far
 _LEAST_RISE = 0.1  # of the level
 _BACK = 3  # robust standard deviations above the level within which a loss is back
-_MOST_RISES = 30  # of one loss that are looked at
+_PART = 4096  # values that are searched at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class LossRise:
         first: step of the first value above it.
         peak_step: step of the highest value.
         last: step at which it was back, or of the last value.
-        level: median of the values before.
+        level: median of the logged values since the rise before it, at most 100.
         values: how many these are.
         peak: the highest value.
         size: rise to the first value, in robust standard deviations.
@@ -59,18 +59,14 @@ def loss_rises(step: Array, values: Array) -> Iterator[LossRise]:
     """The rises of one loss, in the order of its steps; values that are not finite are left out."""
     finite = np.isfinite(values)
     step, values = step[finite], values[finite]
+    if len(values) <= LEAST:
+        return
     usual, resume = values.copy(), 0
-    for _ in range(_MOST_RISES):
-        found = next((place for place in _far_above(usual) if place[0] >= resume), None)
-        if found is None:
-            return
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(values, TO_BE_BACK), axis=1)
+    while (found := _next_far_above(usual, resume)) is not None:
         row, level, scatter, beyond = found
-        later = values[row + 1 :]
-        ends: Array = np.zeros(0, dtype=np.int64)
-        if len(later) >= TO_BE_BACK:
-            medians = np.median(np.lib.stride_tricks.sliding_window_view(later, TO_BE_BACK), axis=1)
-            calm = np.maximum(medians, later[: len(medians)]) <= level + _BACK * scatter
-            ends = np.flatnonzero(calm)
+        before = values[max(row - WINDOW, resume - 1, 0) : row]
+        ends = np.flatnonzero(np.maximum(medians, values[: len(medians)])[row + 1 :] <= level + _BACK * scatter)
         back = len(ends) > 0
         end = row + 1 + int(ends[0]) if back else len(values) - 1
         peak = row + int(np.argmax(values[row : end + 1]))
@@ -79,8 +75,8 @@ def loss_rises(step: Array, values: Array) -> Iterator[LossRise]:
             first=int(step[row]),
             peak_step=int(step[peak]),
             last=int(step[end]),
-            level=level,
-            values=min(row, WINDOW),
+            level=float(np.median(before)),
+            values=len(before),
             peak=float(values[peak]),
             size=float((values[row] - level) / scatter),
             beyond=beyond,
@@ -91,7 +87,19 @@ def loss_rises(step: Array, values: Array) -> Iterator[LossRise]:
         )
         resume = end + 1
         if back:
-            usual[row:end] = level  # or it would hide the next ones, as long as it is in their window
+            # The values before it take its place: it would hide the next rises, as long as it is in their window.
+            usual[row:end] = np.resize(usual[max(row - WINDOW, 0) : row][::-1], end - row)
+
+
+def _next_far_above(values: Array, begin: int) -> tuple[int, float, float, float] | None:
+    """The first row from ``begin`` on that `_far_above` finds; the search ends there."""
+    for first in range(begin, len(values), _PART):
+        offset = max(first - WINDOW, 0)
+        for row, *numbers in _far_above(values[offset : first + _PART + TO_BE_BACK]):
+            if first <= offset + row < first + _PART:
+                level, scatter, beyond = numbers
+                return offset + row, level, scatter, beyond
+    return None
 
 
 def _far_above(values: Array) -> Iterator[tuple[int, float, float, float]]:
@@ -109,7 +117,9 @@ def _far_above(values: Array) -> Iterator[tuple[int, float, float, float]]:
         later = np.concatenate([values, np.full(TO_BE_BACK, -np.inf)])
         later = np.lib.stride_tricks.sliding_window_view(later, TO_BE_BACK)[rows + 1]
         stays = np.median(later, axis=1) > highest
-        far &= stays | (beyond > _ABOVE_HIGHEST)
+        # Of fewer values the highest is lower: half the window must be exceeded twice as far.
+        limit = _ABOVE_HIGHEST * WINDOW / np.count_nonzero(np.isfinite(windows), axis=1)
+        far &= (stays & (rise > _IF_IT_STAYS * scatter)) | (beyond > limit)
         yield from zip(*(column[far].tolist() for column in (rows, level, scatter, beyond)), strict=True)
 
 

@@ -12,7 +12,7 @@ from equilibria.diagnosis.series import SETTINGS, Array
 from equilibria.findings import plain
 
 CHANGED = math.log(1.5)  # change of ln lr between two samples that is a jump
-_SAME = 0.1  # relative difference of settings that count as the same
+SAME = 0.1  # relative difference of settings that count as the same
 _FEW_SAMPLES = 10  # that an excursion of lr lasts at most
 
 
@@ -68,7 +68,7 @@ def excursions(rows: Mapping[str, Array]) -> list[Excursion]:
 def _alike(rows: Mapping[str, Array], one: int, other: int) -> bool:
     pairs = ((float(rows[name][one]), float(rows[name][other])) for name in SETTINGS)
     return all(
-        abs(first - second) <= _SAME * max(abs(first), abs(second))
+        abs(first - second) <= SAME * max(abs(first), abs(second))
         for first, second in pairs
         if math.isfinite(first) or math.isfinite(second)
     )

@@ -80,7 +80,8 @@ def settings_text(
     """
     optimizers, position = metadata.get("optimizers", ()), entry.get("optimizer", 0)
     kind = optimizers[position]["class"] if position < len(optimizers) else "optimizer"
-    return _settings_text(kind, rule, *settings)
+    lr, weight_decay, momentum = settings
+    return _settings_text(kind, rule, lr, weight_decay, math.nan if entry.get("promised_by") else momentum)
 
 
 @lru_cache(maxsize=1024)
@@ -88,12 +89,22 @@ def _settings_text(kind: str, rule: Rule | None, lr: float, weight_decay: float,
     words = [f"lr={three_digits(lr)}", f"wd={three_digits(weight_decay)}"]
     betas = getattr(rule, "betas", None)
     if betas:
-        words.append(f"betas=({', '.join(map(short, betas))})")
+        words.append(f"betas=({', '.join(map(_momentum, betas))})")
     elif momentum > 0:
-        words.append(f"momentum={short(momentum)}")
+        words.append(f"momentum={_momentum(momentum)}")
     if getattr(rule, "nesterov", False):
         words.append("nesterov=True")
     return f"{kind}({', '.join(words)})"
+
+
+def _momentum(value: float) -> str:
+    """A momentum with three significant digits of 1 - momentum, which sets its memory.
+
+    Example:
+        >>> _momentum(0.9447189), _momentum(0.99995), _momentum(0.9)
+        ('0.9447', '0.99995', '0.9')
+    """
+    return short(1 - float(f"{1 - value:.3g}")) if value < 1 else short(value)
 
 
 def three_digits(value: float) -> str:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from equilibria.diagnosis.invariance import decay_in_force, looks_invariant
 from equilibria.diagnosis.metadata import entries_by_name, rules_from_metadata
 from equilibria.diagnosis.series import SETTINGS, Array, Series, by_parameter, steps_taken
+from equilibria.diagnosis.siblings import is_plain_sequence, kind_key, kind_of
 from equilibria.records._metrics import metric_series
 from equilibria.theory.rules import Rule
 
@@ -29,7 +30,8 @@ class SampledRun:
         entries: for each parameter its entry in the metadata, {} if there is none.
         rules: for each parameter the rule with the settings of its last step, None where there is no law.
         invariant: for each parameter whether it is scale-invariant by its label or, without one, looks so; None where
-            that is undecided or unknown.
+            that is undecided or unknown. Tensors of one kind across blocks are decided together, once each of them is.
+        looks: the same of each parameter by itself.
         metadata: of the run.
         metrics: by name, the steps and values of the numbers that the training logged, sorted by step.
     """
@@ -39,6 +41,7 @@ class SampledRun:
     entries: list[Mapping[str, Any]]
     rules: list[Rule | None]
     invariant: list[bool | None]
+    looks: list[bool | None]
     metadata: Mapping[str, Any]
     metrics: Mapping[str, tuple[Array, Array]] = field(default_factory=dict)
 
@@ -78,12 +81,15 @@ def sampled_run(samples: pa.Table, *, metadata: Mapping[str, Any], metrics: pa.T
     series = by_parameter(samples, metadata=metadata)
     logged = {} if metrics is None else metric_series(metrics)
     if not series.names:
-        return SampledRun(series, series, [], [], [], metadata, logged)
+        return SampledRun(series, series, [], [], [], [], metadata, logged)
     taken, described = steps_taken(series), entries_by_name(metadata)
     entries = [described.get(name, {}) for name in series.names]
     present = zip(*(taken.last(name).tolist() for name in SETTINGS), strict=True)
     rules = rules_from_metadata(entries, present)
-    return SampledRun(series, taken, entries, rules, invariance(taken, entries), metadata, logged)
+    looks = invariance(taken, entries)
+    return SampledRun(
+        series, taken, entries, rules, _with_siblings(looks, series.names, entries), looks, metadata, logged
+    )
 
 
 def invariance(taken: Series, entries: Sequence[Mapping[str, Any]]) -> list[bool | None]:
@@ -105,6 +111,24 @@ def invariance(taken: Series, entries: Sequence[Mapping[str, Any]]) -> list[bool
             if unlabelled[position] and verdict == verdict:
                 labels[position] = verdict == 1
     return labels
+
+
+def _with_siblings(
+    looks: Sequence[bool | None], names: Sequence[str], entries: Sequence[Mapping[str, Any]]
+) -> list[bool | None]:
+    """The verdicts, but undecided as long as one sibling in another block is: twins get theirs together.
+
+    A verdict once given stays. Siblings that are all decided, and differently, do differ. Labelled tensors, rows and
+    the layers of a plain sequence are no siblings.
+    """
+    kinds = [
+        None
+        if entry.get("invariant") is not None or is_plain_sequence(kind := kind_of(name)) or kind.endswith("[*]")
+        else kind_key(name, tuple(entry["shape"]) if "shape" in entry else None)
+        for name, entry in zip(names, entries, strict=True)
+    ]
+    undecided = {kind for kind, verdict in zip(kinds, looks, strict=True) if verdict is None and kind is not None}
+    return [None if kind in undecided else verdict for kind, verdict in zip(kinds, looks, strict=True)]
 
 
 def _of_decay(entry: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

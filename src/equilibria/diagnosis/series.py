@@ -92,6 +92,11 @@ class Series:
         return np.where(self.counts > 0, total, 0.0)
 
     @property
+    def no_step(self) -> Array:
+        """Flags the rows of steps that were not taken."""
+        return np.isin(self.columns["note"], _NO_STEP)
+
+    @property
     def weights(self) -> Array:
         """Steps that each row stands for (`sample_weights`)."""
         return sample_weights(self.columns["step"], self.first)
@@ -217,7 +222,7 @@ def _positions(column: pa.ChunkedArray, words: Sequence[str]) -> Array:
 
 def steps_taken(series: Series) -> Series:
     """The rows of steps that moved the weights and were measured; a step with an lr of 0 moves nothing."""
-    taken = ~np.isin(series.columns["note"], _NO_STEP) & (series.columns["lr"] != 0)
+    taken = ~series.no_step & (series.columns["lr"] != 0)
     return series.where(taken & np.isfinite(series.columns["angle"]) & np.isfinite(series.columns["norm"]))
 
 

@@ -13,8 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING
 
-from equilibria.diagnosis.summary import LayerSummary
+if TYPE_CHECKING:
+    from equilibria.diagnosis.summary import LayerSummary
 
 FEW_LAYERS = 12
 """So many layers are easily read one by one; with more, siblings are shown together."""
@@ -119,7 +121,7 @@ def siblings(layers: Iterable[LayerSummary]) -> list[Siblings]:
     """
     groups: dict[tuple[object, ...], list[LayerSummary]] = defaultdict(list)
     for layer in layers:
-        groups[_key(layer)].append(layer)
+        groups[kind_key(layer.name, layer.shape)].append(layer)
     kinds = Counter(kind_of(members[0].name) for members in groups.values() if len(members) > 1)
     return [Siblings(_title(members, kinds), tuple(members)) for members in groups.values()]
 
@@ -137,10 +139,15 @@ def folded(layers: Sequence[LayerSummary]) -> list[Siblings]:
     return list({row.kind: row for row in rows}.values())
 
 
-def _key(layer: LayerSummary) -> tuple[object, ...]:
-    kind, shape = kind_of(layer.name), layer.shape
-    is_plain_sequence = kind.rpartition(".")[0].endswith("*")
-    return kind, shape if shape is None or is_plain_sequence else (len(shape), shape[2:])
+def kind_key(name: str, shape: tuple[int, ...] | None) -> tuple[object, ...]:
+    """What tensors of one kind have in common."""
+    kind = kind_of(name)
+    return kind, shape if shape is None or is_plain_sequence(kind) else (len(shape), shape[2:])
+
+
+def is_plain_sequence(kind: str) -> bool:
+    """Whether a kind counts places in a sequence, not blocks: such layers may have different surroundings."""
+    return kind.rpartition(".")[0].endswith("*")
 
 
 def _title(members: Sequence[LayerSummary], kinds: Counter[str]) -> str:

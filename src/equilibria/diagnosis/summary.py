@@ -68,7 +68,7 @@ class LayerSummary:
         invariant: whether the weight is scale-invariant by the label of `symmetries` or, without one, looks so by its
             cosines (`equilibria.diagnosis.invariance`); None while that is undecided.
         state: one of STATES.
-        steps_to_settle: steps until the angle stays within 5 % of equilibrium; None also if lr falls to 0 before.
+        steps_to_settle: steps until the angle stays within 5 % of equilibrium; None also if ``lr_runs_out``.
         epochs_to_settle: the same in epochs, if the length of an epoch is known.
         lr: of the last sample.
         weight_decay: of the last sample, as torch defines it.
@@ -85,7 +85,8 @@ class LayerSummary:
         angle_error: relative standard error of ``angle_vs_predicted``, from the scatter of the last samples around
             their predictions; momentum correlates successive angles.
         mean_cosine: of weight and gradient, with its sign, over all samples of the run.
-        lr_runs_out: whether lr falls steadily and, at its present pace, reaches 0 before the layer can settle.
+        lr_runs_out: whether lr falls over the last samples, so fast that its pace would end at 0 before the layer could
+            settle: then a time to settle at the present lr means nothing.
         shape: of the parameter, None if the metadata do not know it.
         recorded_from: step of the first sample of the run.
         first_norm: ||w|| at that sample.
@@ -134,6 +135,12 @@ class LayerSummary:
     def few(self) -> bool:
         """Whether there are too few samples to judge the angle: its error is unknown, or more than 10 %."""
         return self.angle_error is None or self.angle_error > JUDGED
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the measured angle is within 5 % of the predicted one."""
+        how_wrong = _how_wrong(self.angle_vs_predicted)
+        return how_wrong is not None and how_wrong <= ACCURACY
 
     @property
     def surely_off(self) -> bool:
@@ -187,7 +194,7 @@ class LayerSummary:
     def sentence(self) -> str:
         """The summary in one sentence."""
         if self.angle is None:
-            return f"{self.name} did not move in any sampled step."
+            return f"{self.name} has no angle in any sampled step."
         return f"{self.name} turns {self.angle:.3g} rad per step {self.when}; {'; '.join(_clauses(self))}."
 
 
@@ -219,28 +226,28 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     if not run.series.names:
         return ()
     taken = run.taken
+    no_law = [_no_law(entry) for entry in run.entries]
+    lawless = np.array([looks is False or reason is not None for looks, reason in zip(run.looks, no_law, strict=True)])
     if window is None:
         before_tail = _without_start(_without_tail(taken))
         size = _window_sizes(before_tail)
         recent = _last_rows(before_tail, np.minimum(size, _since_jump(before_tail)))
-        recent = _with_prediction(_last_rows(recent, _alike(before_tail)))
-        longer = _with_prediction(_last_rows(before_tail, size))
+        recent = _with_prediction(_last_rows(recent, _alike(before_tail)), lawless)
+        longer = _with_prediction(_last_rows(before_tail, size), lawless)
     else:
         recent = longer = _last_rows(taken, np.full(len(taken.names), whole("window", window, low=1)))
     table = _window_numbers(recent) | _present(recent)
-    table |= {"first_lr": _first(taken, "lr"), "peak_lr": _peak_lr(taken), "last_lr": taken.last("lr")}
+    moved = run.series.where(~run.series.no_step & (run.series.columns["lr"] > 0))  # also those without an angle
+    table |= {"first_lr": _first(moved, "lr"), "peak_lr": _peak_lr(taken), "last_lr": taken.last("lr")}
     table |= {"angle_error": _angle_error(recent, longer), "cosine": _rms(longer, longer.columns["cosine"])}
     table |= {"mean_cosine": taken.mean(taken.columns["cosine"])}
     over_run = _rms(taken, taken.columns["angle"]).astype(np.float32)  # the last digits depend on the other layers
     table |= {"first_norm": _first(taken, "norm"), "angle_over_run": over_run.astype(np.float64)}
     invariant = run.invariant
-    no_law = [_no_law(entry) for entry in run.entries]
     runs_out = _lr_runs_out(_last_rows(taken, np.minimum(_PACE, _since_jump(taken))))
     for name in ("steps_to_settle", "epochs_to_settle"):
         table[name][runs_out] = np.nan
-    # The window may hold predictions from before that was known.
-    lawless = np.array([known is False or reason is not None for known, reason in zip(invariant, no_law, strict=True)])
-    for name in _OF_A_LAW:
+    for name in _OF_A_LAW:  # the window may hold predictions from before that was known
         table[name][lawless] = np.nan
     if epoch := run.metadata.get("steps_per_epoch"):
         steps, epochs = table["steps_to_settle"], table["epochs_to_settle"]
@@ -345,10 +352,11 @@ def _last_rows(series: Series, size: Array) -> Series:
     return series.where(np.arange(series.first[-1]) >= np.repeat(begin, series.counts))
 
 
-def _with_prediction(series: Series) -> Series:
-    """The rows with a prediction, and all rows of a parameter that has none."""
+def _with_prediction(series: Series, lawless: Array) -> Series:
+    """The rows with a prediction, and all rows of a parameter that has none or, as was decided since, no law."""
     known = np.isfinite(series.columns["angle_predicted"])
-    return series.where(known | np.repeat(series.sums(known.astype(np.float64)) == 0, series.counts))
+    without = lawless | (series.sums(known.astype(np.float64)) == 0)
+    return series.where(known | np.repeat(without, series.counts))
 
 
 def _window_numbers(recent: Series) -> dict[str, Array]:
@@ -405,7 +413,7 @@ def _first(recent: Series, name: str) -> Array:
 
 
 def _lr_runs_out(recent: Series) -> Array:
-    """Whether lr falls steadily and, at its present pace, reaches 0 before the layer can settle."""
+    """Whether lr falls steadily, and at a pace that would end at 0 before the layer could settle."""
     moves = recent.sums(setting_changes(recent).astype(np.float64)) > recent.counts / 2
     rises = np.diff(recent.columns["lr"], prepend=np.nan) > 0
     rises[recent.first[:-1][recent.counts > 0]] = False
@@ -486,8 +494,9 @@ def _not_invariant(layer: LayerSummary) -> str:
 def _distance(layer: LayerSummary) -> str:
     since = "since the last change " if layer.state == DISTURBED else ""
     if layer.lr_runs_out:
-        now = "" if layer.last_lr == layer.lr else f"; it is {three_digits(layer.last_lr or 0.0)} by now"
-        return f"lr falls to 0 before it can settle{now}, and under a schedule it need not settle"
+        high, now = (three_digits(lr or math.nan) for lr in ((layer.lr_range or (0.0, 0.0))[1], layer.last_lr))
+        fell = "lr is falling" if high == now else f"lr fell from {high} to {now} since step {layer.first_step or 0:,}"
+        return f"{fell}, too fast for a time to settle at one lr"
     if layer.norm_vs_equilibrium is not None and not layer.norm_explains_angle:
         return "its gradient has changed too much for a time to settle"
     norm = None if layer.norm_vs_equilibrium is None else f"is {times(layer.norm_vs_equilibrium)}"

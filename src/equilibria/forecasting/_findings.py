@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from equilibria.forecasting._backtest import Score
     from equilibria.forecasting._forecast import LayerForecast
 
-_MUCH = 0.25  # share of the remaining steps out of equilibrium that deserves a warning
+_MUCH = 0.25  # share of the remaining steps out of equilibrium that deserves a note
+_STEEPER = 3  # times the pace of its neighbours: less is part of a smooth schedule, however steep
 _LARGE, _SOON = 0.5, 200  # relative change of lr, and the steps after it in which a forecast is worse than usual
 _SEAM = 2  # factor between the record's last lr and the schedule's first that is hardly intended
 _FAR = 10  # times the recorded turning that a forecast may reach without a remark
@@ -44,7 +45,7 @@ def wide_bands(layers: Sequence[LayerForecast]) -> Iterator[Finding]:
         remedies.append("watch longer, or sample at least every fifth step (see eq.watch)")
     widened = sum(bool(layer.validity) for layer in layers)
     yield Finding(
-        "warning",
+        "note",
         f"the bands of {widened} of {counted(len(layers), 'layer')} are wider than usual",
         "; ".join(f"{joined(names, most=3)}: {reason}" for reason, names in names_by_reason.items()),
         "; ".join(remedies),
@@ -78,7 +79,7 @@ def forecast_findings(
 def _seam(cohort: Cohort, schedule: GroupSchedule) -> Iterator[Finding]:
     """A schedule that does not continue where the record ends."""
     last, first = float(cohort.lr[-1]), float(schedule.lr[0])
-    if abs(first - last) <= JUMP * max(first, last):
+    if abs(first - last) <= JUMP * max(first, last) or _continues(cohort, schedule):
         return
     yield Finding(
         "warning" if max(first, last) >= _SEAM * min(first, last) else "note",
@@ -89,15 +90,37 @@ def _seam(cohort: Cohort, schedule: GroupSchedule) -> Iterator[Finding]:
     )
 
 
+def _continues(cohort: Cohort, schedule: GroupSchedule) -> bool:
+    """Whether lr goes on at about the pace that it has before or after the seam, as at the end of a cosine."""
+    recorded, future = _log(cohort.lr[-2:]), _log(schedule.lr[:2])
+    paces = [abs(float(np.diff(future)[0]))] if len(future) > 1 else []
+    if len(recorded) > 1:
+        paces.append(abs(float(np.diff(recorded)[0])) / int(cohort.step[-1] - cohort.step[-2]))
+    steps = max(schedule.first - int(cohort.step[-1]), 1)
+    return abs(float(future[0] - recorded[-1])) / steps <= _STEEPER * max(paces, default=0.0)
+
+
+def _log(lr: NDArray[np.float64]) -> NDArray[np.float64]:
+    """ln lr, with a number for an lr of 0."""
+    return np.asarray(np.log(np.maximum(lr, 1e-300)))
+
+
+def _is_jump(pace: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which changes per step are far from those beside them: a smooth schedule is steep at its end, but has no jump."""
+    padded = np.concatenate([[0.0], np.abs(pace), [0.0]])
+    return np.asarray(np.abs(pace) > _STEEPER * np.maximum(padded[:-2], padded[2:]))
+
+
 def _recent_change(cohort: Cohort, schedule: GroupSchedule) -> Iterator[Finding]:
     """A record that ends shortly after a jump of lr: the fit sees the transient."""
-    jumps = np.flatnonzero(np.abs(np.diff(cohort.lr)) > _LARGE * np.maximum(cohort.lr[1:], cohort.lr[:-1]))
+    large = np.abs(np.diff(cohort.lr)) > _LARGE * np.maximum(cohort.lr[1:], cohort.lr[:-1])
+    jumps = np.flatnonzero(large & _is_jump(np.diff(_log(cohort.lr)) / np.diff(cohort.step)))
     if not len(jumps) or schedule.first - cohort.step[jumps[-1] + 1] > _SOON:
         return
     before, after = jumps[-1], jumps[-1] + 1
     yield Finding(
         "warning",
-        f"lr changed {counted(schedule.first - int(cohort.step[after]), 'step')} before the forecast begins",
+        f"lr jumped {counted(schedule.first - int(cohort.step[after]), 'step')} before the forecast begins",
         f"from {cohort.lr[before]:.4g} to {cohort.lr[after]:.4g}; L is still changing in response, which the fit "
         "mistakes for its drift: the angle may be 10 to 15 % off, more than the bands allow for",
         f"forecast again {_SOON} steps after the change, or with start={int(cohort.step[after])} (--start)",
@@ -108,10 +131,11 @@ def _recent_change(cohort: Cohort, schedule: GroupSchedule) -> Iterator[Finding]
 def _slow_after_fall(layers: Sequence[LayerForecast], scenario: Scenario) -> Iterator[Finding]:
     """Layers that turn too slowly for long after lr falls."""
     first = layers[0]
+    jumps = _is_jump(np.diff(_log(first.lr)) / np.diff(first.step))
     falls = [
         point
         for point, (before, after) in enumerate(pairwise(first.lr.tolist()), start=1)
-        if 0 < after < (1 - JUMP) * before and first.step[point] == first.step[point - 1] + 1
+        if jumps[point - 1] and 0 < after < (1 - JUMP) * before and first.step[point] == first.step[point - 1] + 1
     ]
     total = int(first.step[-1] - first.step[0]) + 1
     slow = [layer for layer in layers if layer.steps_out.value > _MUCH * total]
@@ -123,9 +147,9 @@ def _slow_after_fall(layers: Sequence[LayerForecast], scenario: Scenario) -> Ite
     if share > 1 - JUMP:
         return
     yield Finding(
-        "warning",
-        f"{len(slow)} of {counted(len(layers), 'layer')} will turn too slowly when lr falls at step "
-        f"{first.step[fall]:,}",
+        "note",
+        f"{len(slow)} of {counted(len(layers), 'layer')} will turn more slowly than in equilibrium when lr falls at "
+        f"step {first.step[fall]:,}",
         f"{worst.name} at {share:.0%} of its equilibrium angle then, and out of equilibrium for "
         f"{worst.steps_out.value:,.0f} of {total:,} steps ({worst.steps_out.low:,.0f} to {worst.steps_out.high:,.0f})",
         "more weight decay after the fall settles faster"
@@ -149,7 +173,8 @@ def _failing_assumptions(layers: Sequence[LayerForecast], failing: Mapping[str, 
         "note",
         f"the samples of {len(affected)} of {counted(len(layers), 'layer')} contradict an assumption of the laws",
         "; ".join(f"{joined(names, most=3)}: {reason}" for reason, names in names_by_reason.items()),
-        "nothing to do for drift and correlation, which the fit includes; see the report of the run for the others",
+        "nothing to do for drift and correlation, which the fit includes; where another fails, the forecast may be off "
+        "by more than its bands",
         _LAW,
     )
 

@@ -179,11 +179,11 @@ def print_summary(monitor: WatchedRun) -> None:
     """Print a headline, the most serious findings and where to find the rest."""
     from equilibria.diagnosis.summary import summarise
     from equilibria.views._rich import Console, Text
-    from equilibria.views.run.headline import run_details, run_headline
+    from equilibria.views.run.headline import headline_and_details
 
     layers, findings = summarise(monitor.samples(), metadata=monitor.metadata), monitor.findings()
     out = Console()
-    out.print(Text(f"equilibria: {run_headline(layers)}. {run_details(layers)}"))
+    out.print(Text(f"equilibria: {'. '.join(headline_and_details(layers, findings))}"))
     for finding in findings[:_MOST_FINDINGS]:
         out.print(_paragraph(finding))
     more = len(findings) - _MOST_FINDINGS

@@ -9,7 +9,14 @@ import pytest
 from tests.helpers.report_helpers import KINDS, run, transformer_run
 
 from equilibria.diagnosis.summary import summarise
-from equilibria.views.run.headline import most_telling_first, no_findings, run_details, run_headline
+from equilibria.findings import Finding
+from equilibria.views.run.headline import (
+    headline_and_details,
+    most_telling_first,
+    no_findings,
+    run_details,
+    run_headline,
+)
 
 (LAYER,) = summarise(run(1)[0], metadata=run(1)[1])
 
@@ -123,6 +130,8 @@ def test_few_layers_without_predictions_are_measured_too():
     [
         ((1.2, 1.4), "norms grew by 20 to 40 % since step 0"),
         ((0.9, 0.8), "norms shrank by 10 to 20 % since step 0"),
+        ((7.48e16, 4.79), "norms are 4.8x to 7.5e16x as long as at step 0"),
+        ((1e-4, 0.5), "norms are 0.0001x to 0.5x as long as at step 0"),
         ((0.67, 4.79), "norms are 0.67x to 4.8x as long as at step 0"),
         ((0.97, 1.41), "norms changed by -3 % to +41 % since step 0"),
         ((1.001, 0.999), "norms changed by less than 0.5 % since step 0"),
@@ -135,9 +144,33 @@ def test_how_the_norms_changed_is_of_the_recorded_steps(norms, words):
     assert run_headline(bare).endswith(words)
 
 
+def test_provisional_predictions_are_not_denied():
+    """Undecided layers fill the predicted column of the table."""
+    undecided = dataclasses.replace(LAYER, invariant=None)
+    assert undecided.angle_predicted is not None
+    details = run_details([undecided, undecided])
+    assert "No layer has a prediction to judge it by: it is undecided whether they are scale-invariant." in details
+    without = dataclasses.replace(undecided, angle_predicted=None, angle_vs_predicted=None)
+    assert "No layer has a prediction: it is undecided" in run_details([without, without])
+
+
+def test_a_layer_without_a_prediction_in_its_samples_is_named_in_plain_words():
+    bare = dataclasses.replace(LAYER, angle_predicted=None, angle_vs_predicted=None, how_wrong=None)
+    assert "No layer has a prediction: they have no prediction in any sample." in run_details([bare, bare])
+
+
+def test_the_headline_of_a_run_that_diverged_says_so_first():
+    layers = [LAYER, LAYER]
+    warning = Finding("warning", "the training loss has diverged: it rose from 2 to 3e9", "", "", "", kind="diverged")
+    headline, details = headline_and_details(layers, [warning])
+    assert headline == "The training loss has diverged: it rose from 2 to 3e9"
+    assert details == f"{run_headline(layers)}. {run_details(layers)}"
+    assert headline_and_details(layers, []) == (run_headline(layers), run_details(layers))
+
+
 def test_layers_that_did_not_move_have_no_speed():
     still = dataclasses.replace(LAYER, angle=None, angle_vs_predicted=None, how_wrong=None)
-    assert run_headline([still, still]) == "No sampled step moved the weights"
+    assert run_headline([still, still]) == "No angle was measured in any sampled step"
 
 
 def test_no_findings_claims_only_what_was_compared():

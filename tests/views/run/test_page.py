@@ -20,7 +20,7 @@ from equilibria.findings import Finding
 from equilibria.records.tables import SAMPLE_FIELDS
 from equilibria.views.run.curves import MOST_LAYERS
 from equilibria.views.run.headline import as_predicted, no_findings, run_details, run_headline, worst_first
-from equilibria.views.run.page import report_page, write_report
+from equilibria.views.run.page import _optimizers, report_page, write_report
 
 SAMPLES, METADATA = run(20, outlier=7, lawless=13)
 OUTLIER = layer_names(20)[7]
@@ -341,3 +341,13 @@ def test_errors_say_what_to_do(tmp_path):
         write_report(NOTHING, tmp_path / "missing" / "run.html", metadata={})
     with pytest.raises(EquilibriaError, match="without norm"):
         page_of(SAMPLES.drop_columns(["norm"]), metadata=METADATA)
+
+
+def test_one_optimizer_is_listed_once_though_a_controller_has_fewer_settings_for_its_own_layers():
+    settings = ("Rotational(lr=3e-3, wd=0.5)", "Rotational(lr=3e-3, wd=0.5, betas=(0.9, 0.999))", "SGD(lr=0.1, wd=0)")
+    (layer,) = summarise(run(1)[0], metadata=run(1)[1])
+    layers = [
+        dataclasses.replace(layer, settings=text, first_lr=None, lr=None, peak_lr=None, last_lr=None)
+        for text in settings
+    ]
+    assert _optimizers(layers, {}) == list(settings[1:])

@@ -240,6 +240,35 @@ def test_columns_without_a_number_are_left_out_with_their_legend(printed):
     assert len(lines) == 3 and lines[2].startswith("root mean square of"), "no legend"
 
 
+def test_the_footer_names_the_window_of_all_layers(printed):
+    def footer(*windows):
+        rows = [
+            dataclasses.replace(LAYER, name=f"{place}.weight", samples=samples, first_step=first, last_step=last)
+            for place, (samples, first, last) in enumerate(windows)
+        ]
+        return next(line for line in printed(150, rows) if line.startswith("root mean square"))
+
+    assert footer((63, 187, 249), (63, 187, 249)) == "root mean square of 63 samples, steps 187 to 249"
+    assert footer((1, 300, 300)) == "root mean square of 1 sample, step 300"
+    assert footer((20, 300, 345), (5, 340, 360)) == (
+        "root mean square of 5 to 20 samples, steps 300 to 360, "
+        "of each layer its own last ones at about the same settings"
+    )
+
+
+def test_the_footer_says_that_a_tail_is_left_out(printed):
+    tail = dataclasses.replace(LAYER, samples=8, first_step=285, last_step=306, lr=0.01, last_lr=3.43e-5)
+    footer = next(line for line in printed(150, [tail]) if line.startswith("root mean square"))
+    assert footer.endswith("steps 285 to 306; the tail of the schedule, down to lr 3.43e-5, is left out")
+
+
+def test_the_legend_explains_rows_of_many_layers_and_predictions_of_the_same_steps(printed):
+    rows = [dataclasses.replace(LAYER, name=f"h.{block}.mlp.weight") for block in range(13)]
+    text_of = " ".join(printed(150, rows))
+    assert "h.*: one row for the layers of a kind, with their median angle" in text_of
+    assert "predicted: for these steps" in text_of and "rad/step now" not in text_of
+
+
 def test_before_the_first_sample(printed):
     said = " ".join(printed(80, []))
     assert said.startswith(

@@ -13,7 +13,7 @@ from equilibria.diagnosis.siblings import Siblings, folded
 from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding
 from equilibria.views.notebook import EQUILIBRIUM, MEASURED, MOST_ROWS, PREDICTED, Line, card, svg_chart
-from equilibria.views.run.headline import most_telling_first, run_details, run_headline
+from equilibria.views.run.headline import headline_and_details, most_telling_first
 from equilibria.views.run.metrics import last_values
 from equilibria.views.run.terminal import most_telling, state_words, unlike_siblings
 from equilibria.views.thinning import stretches
@@ -51,7 +51,7 @@ def run_card(
     numbers = {title: field for title, field in _NUMBERS.items() if any(row.values(field) for row in shown)}
     unlike, logged = unlike_siblings(rows), "" if metrics is None else last_values(metrics)
     return card(
-        f"{run_headline(layers)}. {run_details(layers)}",
+        ". ".join(headline_and_details(layers, findings)),
         picture=_angles(samples, most_telling_first(layers)[0].name) if layers else "",
         headings=("layer", *numbers, "state"),
         rows=[[_name(row), *(_cell(row, field) for field in numbers.values()), state_words(row)] for row in shown],

@@ -20,8 +20,9 @@ from equilibria.diagnosis.siblings import (
     siblings,
 )
 from equilibria.diagnosis.summary import LEAST_WINDOW, LayerSummary
-from equilibria.findings import counted, joined, percent, rounded
+from equilibria.findings import Finding, counted, joined, percent, plain, rounded
 from equilibria.records.tables import DISTURBED, NO_EQUILIBRIUM, SETTLED, SETTLING
+from equilibria.views.words import sentence_case
 
 TOLERANCE = 0.05
 """How far measured / predicted may be from 1 to count as predicted."""
@@ -76,7 +77,7 @@ def as_predicted(layer: LayerSummary) -> bool | None:
 
 
 def _is_near(layer: LayerSummary) -> bool:
-    return layer.angle_vs_predicted is not None and abs(layer.angle_vs_predicted - 1) <= TOLERANCE
+    return layer.angle_vs_predicted is not None and layer.is_near
 
 
 def run_headline(layers: Sequence[LayerSummary]) -> str:
@@ -90,7 +91,7 @@ def run_headline(layers: Sequence[LayerSummary]) -> str:
         return "Nothing was measured yet"
     moving = [layer for layer in layers if layer.angle is not None]
     if not moving:
-        return "No sampled step moved the weights"
+        return "No angle was measured in any sampled step"
     turning = _blocks(moving)
     if any(map(has_verdict, layers)):
         return turning or _verdict(layers)
@@ -107,6 +108,13 @@ def run_details(layers: Sequence[LayerSummary]) -> str:
     first, verdict = worst_first(list(filter(has_verdict, layers)))[0], _verdict(layers)
     lead = "" if run_headline(layers) == verdict else f"{verdict}. "
     return f"{lead}{f'Furthest off: {first.sentence}' if len(layers) > 1 else first.sentence}"
+
+
+def headline_and_details(layers: Sequence[LayerSummary], findings: Sequence[Finding]) -> tuple[str, str]:
+    """`run_headline` and `run_details`; of a run that diverged the headline says so, and the rest follows it."""
+    headline, details = run_headline(layers), run_details(layers)
+    diverged = next((finding for finding in findings if finding.kind == "diverged"), None)
+    return (headline, details) if diverged is None else (sentence_case(diverged.subject), f"{headline}. {details}")
 
 
 # ---- how fast blocks and layers turn
@@ -232,7 +240,7 @@ def _norms_changed(layers: Sequence[LayerSummary]) -> str:
     norms = "the norm" if len(changes) == 1 else "norms"
     if low > -0.005 and high < 0.005:
         return f"{norms} changed by less than 0.5 % {since}"
-    if high >= 1:
+    if high >= 1 or low <= -0.9:
         factors = dict.fromkeys(_times(1 + change) for change in (low, high))
         return f"{norms} {'is' if len(changes) == 1 else 'are'} {' to '.join(factors)} as long as at {start}"
     if low >= 0 or high <= 0:
@@ -241,7 +249,7 @@ def _norms_changed(layers: Sequence[LayerSummary]) -> str:
 
 
 def _times(factor: float) -> str:
-    return f"{factor:.2g}x" if factor < 100 else f"{factor:,.0f}x"
+    return f"{plain(factor)}x"
 
 
 def _over_run(layers: Sequence[LayerSummary]) -> str:
@@ -272,7 +280,7 @@ def _fine(share: float) -> str:
         >>> _fine(0.0042), _fine(0.0142), _fine(0.42), _fine(0.0)
         ('0.42 %', '1.4 %', '42 %', '0 %')
     """
-    return f"{100 * share:.2g} %" if share < 1 else f"{100 * share:.0f} %"
+    return f"{plain(100 * share)} %"
 
 
 # ---- how many turn as predicted
@@ -355,15 +363,17 @@ def _the(count: int) -> str:
 def _without_prediction(layers: Sequence[LayerSummary]) -> str:
     """Why no layer has a prediction."""
     reasons = Counter(map(_why_not_compared, layers))
+    provisional = any(layer.invariant is None and layer.angle_predicted is not None for layer in layers)
+    prediction = "prediction to judge it by" if provisional else "prediction"
     where = [_WHERE_PREDICTED] if all(layer.invariant is not True and layer.no_law is None for layer in layers) else []
     if len(layers) == 1:
-        none = f"The layer has no prediction: {_reason(layers[0], 1)}."
+        none = f"The layer has no {prediction}: {_reason(layers[0], 1)}."
     else:
         first = {_why_not_compared(layer): layer for layer in reversed(layers)}
         parts = [
             _reason(first[why], count, of_all=count == len(layers)) for why, count in reasons.most_common(_REASONS)
         ]
-        none = f"No layer has a prediction: {'; '.join(parts)}."
+        none = f"No layer has a {prediction}: {'; '.join(parts)}."
     return " ".join([none, *where])
 
 
@@ -400,11 +410,11 @@ def _why_not_compared(layer: LayerSummary) -> str | tuple[str, str]:
     if layer.no_law is not None:
         return layer.no_law
     if layer.angle is None:
-        return "{} did not move in any sampled step", "{} did not move in any sampled step"
+        return "{} has no angle in any sampled step", "{} have no angle in any sampled step"
     if layer.invariant is False and layer.how is not None:
         return "{} is not scale-invariant", "{} are not scale-invariant"
     if layer.invariant is False:
         return "{} does not look scale-invariant", "{} do not look scale-invariant"
     if layer.invariant is None and layer.mean_cosine is not None:
         return "it is undecided whether {} is scale-invariant", "it is undecided whether {} are scale-invariant"
-    return "the samples of {} hold no prediction", "the samples of {} hold no prediction"
+    return "{} has no prediction in any sample", "{} have no prediction in any sample"

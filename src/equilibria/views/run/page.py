@@ -16,7 +16,7 @@ from equilibria.diagnosis.summary import LayerSummary, summarise
 from equilibria.findings import Finding, percent
 from equilibria.views.document import Page, finding_card, finding_cards
 from equilibria.views.run.curves import MOST_LAYERS, MOST_STRETCHES, curves
-from equilibria.views.run.headline import TOLERANCE, most_telling_first, no_findings, run_details, run_headline
+from equilibria.views.run.headline import TOLERANCE, headline_and_details, most_telling_first, no_findings
 from equilibria.views.run.layer_table import layer_table
 from equilibria.views.run.metrics import left_out
 from equilibria.views.run.noise import noise_section
@@ -116,7 +116,7 @@ def report_page(
         findings = (*diagnosed, *about_sharpness)
     else:
         layers = summarise(samples, metadata=metadata)
-    headline, deck = run_headline(layers), run_details(layers)
+    headline, deck = headline_and_details(layers, findings)
     if not layers and about_sharpness:
         headline, deck = sentence_case(about_sharpness[-1].subject), full_stop(about_sharpness[-1].evidence)
     names = [layer.name for layer in most_telling_first(layers)]  # charts with room for a few draw the first ones
@@ -177,8 +177,10 @@ def _settings(
 
 def _optimizers(layers: Sequence[LayerSummary], metadata: Mapping[str, Any]) -> list[str]:
     """The optimizers with their settings over the run, from the samples: the metadata are of one moment."""
-    settings = [layer.settings_over_run for layer in layers if layer.angle is not None]
-    return list(dict.fromkeys(settings)) or [entry["settings"] for entry in metadata.get("optimizers", ())]
+    settings = dict.fromkeys(layer.settings_over_run for layer in layers if layer.angle is not None)
+    # A controller's own layers have fewer settings than those that it leaves to the plain optimizer.
+    whole = [text for text in settings if not any(other.startswith(f"{text[:-1]}, ") for other in settings)]
+    return whole or [entry["settings"] for entry in metadata.get("optimizers", ())]
 
 
 def _length(first: int, last: int, steps_per_epoch: int | None) -> tuple[str, str]:

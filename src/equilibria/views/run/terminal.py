@@ -10,11 +10,12 @@ from statistics import median
 
 import pyarrow as pa
 
+from equilibria.diagnosis.metadata import three_digits
 from equilibria.diagnosis.siblings import Siblings, block_of, folded
 from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding, counted, joined
 from equilibria.records.tables import NO_EQUILIBRIUM, SETTLED
-from equilibria.views.run.headline import most_telling_first, no_findings, run_details, run_headline
+from equilibria.views.run.headline import headline_and_details, most_telling_first, no_findings
 from equilibria.views.run.metrics import last_values
 from equilibria.views.terminal import fitting
 
@@ -61,7 +62,7 @@ def run_table(
             )
         )
         return collected_text(out)
-    out.print(Text(f"{run_headline(summaries)}. {run_details(summaries)}"), end="\n\n")
+    out.print(Text(". ".join(headline_and_details(summaries, findings))), end="\n\n")
     all_rows = folded(summaries)
     rows = most_telling(all_rows, summaries, most=most)
     gap = 2 if out.width >= _ROOMY else 1
@@ -237,10 +238,22 @@ def _short(how: str) -> str:
 
 
 def _window(layers: Sequence[LayerSummary]) -> str:
-    """The samples that the numbers are taken from: those at the present settings."""
-    longest = max(layers, key=lambda layer: layer.samples)
-    first = longest.last_step if longest.first_step is None else longest.first_step
-    return f"root mean square of {counted(longest.samples, 'sample')}, steps {first:,} to {longest.last_step:,}"
+    """The samples that the numbers are taken from; layers may have windows of their own."""
+    windows = {
+        (layer.samples, layer.last_step if layer.first_step is None else layer.first_step, layer.last_step)
+        for layer in layers
+        if layer.samples
+    }
+    if not windows:
+        return ""
+    counts, firsts, lasts = zip(*windows, strict=True)
+    few, many, first, last = min(counts), max(counts), min(firsts), max(lasts)
+    samples = counted(many, "sample") if few == many else f"{few:,} to {counted(many, 'sample')}"
+    steps = f"step {last:,}" if first == last else f"steps {first:,} to {last:,}"
+    own = "" if len(windows) == 1 else ", of each layer its own last ones at about the same settings"
+    later = [layer.last_lr for layer in layers if layer.last_lr is not None and layer.last_lr < (layer.lr or 0.0)]
+    tail = f"; the tail of the schedule, down to lr {three_digits(min(later))}, is left out" if later else ""
+    return f"root mean square of {samples}, {steps}{own}{tail}"
 
 
 def _legend(rows: Sequence[Siblings], columns: Mapping[str, Sequence[str]]) -> str:
@@ -248,10 +261,10 @@ def _legend(rows: Sequence[Siblings], columns: Mapping[str, Sequence[str]]) -> s
     parts = [
         *(
             ["h.*: one row for the layers of a kind, with their median angle and smallest..largest values"]
-            if "count" in columns
+            if "n" in columns
             else []
         ),
-        *(["predicted: rad/step now"] if "predicted" in columns else []),
+        *(["predicted: for these steps"] if "predicted" in columns else []),
         *(["equilibrium: rad/step at this lr x wd once settled"] if "equilibrium" in columns else []),
         *(["norm*: norm then"] if "norm*" in columns else []),
         *([_LEGEND_OF_PARTNERS] if any(label.startswith(_PARTNERS) for label in labels) else []),
