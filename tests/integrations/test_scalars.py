@@ -114,7 +114,7 @@ def test_there_are_never_more_tags_than_said_and_places_are_kept(layers, count, 
         named = now
         seen |= set(found)
     assert len(named) <= layers
-    assert len(seen) <= len(metrics) * (3 + layers) + 9
+    assert len(seen) <= len(metrics) * (3 + layers) + 10
     if count <= layers:
         assert len(named) == count
 

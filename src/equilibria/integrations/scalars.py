@@ -49,7 +49,7 @@ class Tags:
 
     ``equilibria/<metric>/<median|min|max>`` over all layers, ``equilibria/<metric>/<layer>`` for some layers, and
     ``equilibria/layers/<state or note>``, the number of layers in a state or with a note. That is at most
-    ``len(metrics) * (3 + layers) + 9`` tags.
+    ``len(metrics) * (3 + layers) + 10`` tags.
 
     If there are more layers than ``layers``, those get a separate tag that are further than 25 % from the prediction
     (from the median angle, if there is none), the worst of a step first, and keep it: curves that have begun continue.
