@@ -37,7 +37,7 @@ NO_LAW = {
     "equilibrium.constant_update_point": "unchecked formula of `equilibrium.constant_update`, cited there",
     "equilibrium.decay_product": "a check of the input",
     "equilibrium.heavy_ball_point": "unchecked formula of `equilibrium.heavy_ball`, cited there",
-    "equilibrium.homogeneous_coordinates": "words of the laws of Adam",
+    "equilibrium.second_moment_shift": "the error that `equilibrium.adamw` states in its validity",
     "equilibrium.nesterov_point": "unchecked formula of `equilibrium.nesterov`, cited there",
     "equilibrium.sgdw_point": "unchecked formula of `equilibrium.sgdw`, cited there",
     "memory.arcsine_coefficients": "a power series",
@@ -47,6 +47,7 @@ NO_LAW = {
     "moments.chord_sq": "plane geometry",
     "moments.nesterov_correlation": "unchecked formula of `rules.momentum_unit_grad_sq`, cited there",
     "moments.step_map": "the matrix of a step that is cited itself",
+    "muon.orthogonalised": "torch.optim.Muon's own iteration",
     "rules.check_rule": "a check of the input",
     "states.adam_settings": "a table of settings",
     "states.cold_start": "a starting point that the user chooses",
@@ -55,6 +56,7 @@ NO_LAW = {
     "states.step_of": "a table of step functions",
     "targets.rescale_sq_factors": "ratios of the targets that `targets.targets` cites",
     "targets.targets_per_step": "`targets.targets`, solved once per stretch of constant settings",
+    "violations.assumptions": "the errors that `violations.violation_error` cites, in words",
     "targets.unscaled_settings": "the scale invariance that `states.rescaled` cites, step by step",
 }
 

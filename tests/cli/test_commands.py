@@ -47,7 +47,7 @@ def test_equilibrium_json_has_the_contracted_keys_and_the_librarys_numbers():
     assert list(got) == ["norm", "angle", "relative_update", "rate", "time_constant", "monotone", "validity"]
     want = SGD(0.1, 5e-4, momentum=0.9).equilibrium(unit_grad_sq=10.0)
     assert (got["norm"], got["angle"], got["rate"]) == (want.norm, want.angle, want.rate)
-    assert {"name", "met", "error", "affects", "detail"} == set(got["validity"][0])
+    assert {"name", "met", "angle_error", "norm_error", "affects", "detail"} == set(got["validity"][0])
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers import random_walk
-from tests.helpers.scales import plan_scale
+from tests.helpers.scales import plan_scale, recursion_scale
 
 from equilibria.errors import EquilibriaError
 from equilibria.planning import plan
 from equilibria.theory import SGD, SGDW, AdamL2, AdamW, Lion, Muon, cold_start, evolve, settled
+from equilibria.theory.muon import orthogonal_update
 from equilibria.theory.schedules import Cosine, MultiStep, Warmup, WarmupStableDecay, in_epochs
 
 SPE = 391
@@ -152,8 +153,9 @@ SHAPES = {
 def test_moments_are_those_of_the_recursion(rule, shape, init_norm):
     lrs = rule.lr * SHAPES[shape].values(3000)
     result = plan(rule, lrs, steps=3000, init_norm=init_norm, **plan_scale(rule, **SCALE))
-    begin = settled(rule, **SCALE) if init_norm is None else cold_start(rule, init_norm)
-    path = evolve(rule, 3000, start=begin, lr=lrs, **SCALE)
+    rule, scale = recursion_scale(rule, **SCALE)
+    begin = settled(rule, **scale) if init_norm is None else cold_start(rule, init_norm)
+    path = evolve(rule, 3000, start=begin, lr=lrs, **scale)
     for phase in result.phases:
         assert phase.start.step == phase.first_step
         assert phase.middle.step == phase.first_step + phase.steps // 2
@@ -287,14 +289,16 @@ def test_stretches_at_lr_zero(schedule):
 @pytest.mark.parametrize("shape", [(1024, 1024), (64, 256), (256, 64)])
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
 def test_the_shape_of_a_matrix_sets_the_norm_of_muon(shape, adjust):
-    """An orthogonalised update has min(rows, columns) singular values of 1, times torch's factor on it."""
+    """Size and memory of the orthogonalised update are those of the shape, times torch's factor on it."""
     rule = Muon(0.02, 0.1, adjust_lr_fn=adjust)
     rows, columns = shape
     gain = math.sqrt(max(1, rows / columns)) if adjust == "original" else 0.2 * math.sqrt(max(shape))
-    unit = plan(rule, 0.02, steps=10).situation.start_norm
     given = plan(rule, 0.02, steps=10, shape=shape)
-    assert given.situation.start_norm == pytest.approx(unit * gain * math.sqrt(min(shape)), rel=1e-12)
-    assert given.situation.start_norm == pytest.approx(rule.equilibrium(shape=shape).norm, rel=1e-9)
+    law = rule.equilibrium(shape=shape)
+    unit = rule.equilibrium(shape=shape, update_sq=1.0).norm / rule.gain(shape)
+    assert law.norm == pytest.approx(unit * gain * math.sqrt(orthogonal_update(*shape).size), rel=1e-12)
+    assert given.situation.start_norm == pytest.approx(law.norm, rel=1e-9)
+    assert given.phases[0].start.angle == pytest.approx(law.angle, rel=1e-9)
 
 
 def test_stretch_without_weight_decay():

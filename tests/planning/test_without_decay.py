@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 from tests.helpers import random_walk
-from tests.helpers.scales import plan_scale
+from tests.helpers.scales import plan_scale, recursion_scale
 
 from equilibria.errors import EquilibriaError
 from equilibria.planning import plan
@@ -70,7 +70,8 @@ def test_the_fourth_power_of_the_norm_grows_linearly_and_the_angle_fades_as_one_
 def test_every_rule_follows_its_recursion_and_has_no_equilibrium(rule):
     lrs = np.repeat([rule.lr, rule.lr / 3], 1000)
     result = plan(rule, lrs, steps=2000, init_norm=NORM, **plan_scale(rule, **SCALE))
-    path = evolve(rule, 2000, start=cold_start(rule, NORM), lr=lrs, **SCALE)
+    rule, scale = recursion_scale(rule, **SCALE)
+    path = evolve(rule, 2000, start=cold_start(rule, NORM), lr=lrs, **scale)
     np.testing.assert_allclose(result.curve.angle, path.angle[result.curve.step], rtol=1e-12)
     assert result.settled_share == 0 and result.situation.start_norm is None
     assert [finding.severity for finding in result.findings] == ["warning"]

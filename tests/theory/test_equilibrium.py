@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -16,6 +17,7 @@ from equilibria.errors import EquilibriaError
 from equilibria.theory import SGD, SGDW, AdamL2, AdamW, Lion, Muon, settled
 from equilibria.theory.approach import oscillation_threshold
 from equilibria.theory.memory import ema_memory
+from equilibria.theory.muon import orthogonal_update
 from equilibria.theory.targets import targets
 
 
@@ -226,18 +228,20 @@ def test_lion_settles_at_the_sum_of_arcsines():
 
 @given(eps=st.floats(1e-5, 0.3), mu=st.floats(0, 0.99))
 def test_muon_is_a_filter_with_an_adjusted_rate(eps, mu):
-    """gain scales the norm and leaves the angle; the angle law follows from the filter, summed by hand."""
-    rule = Muon(0.1, eps / 0.1, momentum=mu)
+    """gain scales the norm and leaves the angle; the law follows from filter and orthogonalisation, summed by hand."""
+    rule, update = Muon(0.1, eps / 0.1, momentum=mu), orthogonal_update(64, 16)
     k = np.arange(3000)
     psi = (1 - mu) * mu ** (k + 1)
     psi[0] = 1 - mu**2
-    acf = np.array([psi[: psi.size - n] @ psi[n:] for n in range(1, 60)]) / (psi @ psi)
-    tail = acf[-1] * mu * (1 - eps) ** 60 / (1 - mu * (1 - eps))  # geometric from lag 1 on
-    s_eps = 1 + 2 * float(acf @ (1 - eps) ** np.arange(1, 60)) + 2 * tail
+    acf = np.array([psi[: psi.size - n] @ psi[n:] for n in range(1, 900)]) / (psi @ psi)
+    acf = np.array([update.correlation(rho) for rho in acf])
+    tail = acf[-1] * mu * (1 - eps) ** 900 / (1 - mu * (1 - eps))  # only the linear part is left
+    s_eps = 1 + 2 * float(acf @ (1 - eps) ** np.arange(1, 900)) + 2 * tail
     ours = rule.equilibrium(shape=(64, 16))
-    assert ours.norm**2 == pytest.approx(0.01 * 4 * 16 * s_eps / (eps * (2 - eps)), rel=1e-8)
+    assert ours.norm**2 == pytest.approx(0.01 * 4 * update.size * s_eps / (eps * (2 - eps)), rel=1e-8)
     assert rule.equilibrium(shape=(16, 64)).norm == pytest.approx(ours.norm / 2, rel=1e-12)
-    assert rule.equilibrium().angle == ours.angle
+    assert dataclasses.replace(rule, shape=(64, 16)).equilibrium() == ours
+    assert rule.equilibrium().angle <= ours.angle * (1 + 1e-12)
     rms = Muon(0.1, eps / 0.1, momentum=mu, adjust_lr_fn="match_rms_adamw")
     assert rms.equilibrium(shape=(16, 64)).norm == pytest.approx(ours.norm / 2 * 0.2 * 8, rel=1e-12)
 
@@ -376,9 +380,9 @@ def test_lion_settles_at_the_equilibrium(betas):
 
 def test_lion_on_few_entries_is_flagged_with_its_size():
     rule = Lion(0.01, 0.2)
-    few = {item.name: item for item in rule.equilibrium(dim=27).validity}["many entries"]
+    few = {item.name: item for item in rule.equilibrium(dim=20).validity}["many entries"]
     assert few.met is False
-    assert few.error == pytest.approx(0.04, abs=0.001)
+    assert few.norm_error == pytest.approx(1.1 / 20 / 2, abs=0.001) and few.angle_error == pytest.approx(-0.7 / 20)
     assert {item.name: item for item in rule.equilibrium(dim=[400, 4000]).validity}["many entries"].met is True
 
 
@@ -606,8 +610,8 @@ def test_adamw_needs_a_long_average(beta2, met):
     averages = "second moment averages over many steps"
     assert the(AdamW(1e-3, 0.1, betas=(0.9, beta2)).equilibrium(), averages).met is met
     for beta1 in (0.0, 0.5, 0.9, 0.99, 0.999):
-        error = the(AdamW(1e-3, 0.1, betas=(beta1, beta2)).equilibrium(), averages).error
-        assert error < 0.01 or not met
+        error = the(AdamW(1e-3, 0.1, betas=(beta1, beta2)).equilibrium(), averages).norm_error
+        assert abs(error) < 0.005 or not met
 
 
 def adamw_norm_sq_shift(betas, *, entries=3000, eps=2e-3):
@@ -640,16 +644,18 @@ def test_adamw_with_a_short_average_is_off_by_the_stated_error(betas, measured):
     simulated = adamw_norm_sq_shift(betas)
     assert simulated == pytest.approx(measured, abs=0.015 if measured < 0.1 else 0.03)
     actual = the(AdamW(1e-3, 0.1, betas=betas).equilibrium(), "second moment averages over many steps")
-    assert actual.error == pytest.approx(abs(measured), rel=0.2)
-    assert actual.error == pytest.approx(abs(simulated), rel=0.2, abs=0.01)
-    assert f"||w||^2 is {'higher' if measured > 0 else 'lower'} by some {100 * actual.error:.2g} %" in actual.detail
+    norm_sq_error = (1 + actual.norm_error) ** 2 - 1
+    assert norm_sq_error == pytest.approx(measured, rel=0.2)
+    assert norm_sq_error == pytest.approx(simulated, rel=0.2, abs=0.01)
+    more = "higher" if measured > 0 else "lower"
+    assert f"the norm is {more} by some {100 * abs(actual.norm_error):.2g} %" in actual.detail
 
 
 @pytest.mark.parametrize(("eps", "met"), [(4e-4, True), (6e-4, False)])
 def test_lion_needs_a_memory_shorter_than_its_time_constant(eps, met):
     """2 eps / (1 - b2) < 0.1, at b2 = 0.99 that is eps < 5e-4."""
     actual = the(Lion(1.0, eps).equilibrium(), "memory shorter than the time constant")
-    assert actual.met is met and actual.error == pytest.approx(eps / 0.01)
+    assert actual.met is met and f"= {2 * eps / 0.01:.2g} must be small" in actual.detail
 
 
 @pytest.mark.parametrize(("wd", "met"), [(1e-2, True), (1.0, False)])
@@ -658,13 +664,41 @@ def test_adam_with_l2_needs_a_decay_small_relative_to_the_gradient(wd, met):
     ratio = wd * float(result.norm) ** 2  # wd ||w||^2 / sqrt(L)
     actual = the(result, "decay small relative to the gradient")
     assert actual.met is met is (ratio < 0.05)
-    assert actual.error == pytest.approx(ratio**2)
+    assert actual.angle_error == actual.norm_error == pytest.approx(ratio**2)
 
 
-def test_muon_lists_unmeasured_quantities():
-    guessed = Muon(0.02, 0.1).equilibrium(shape=(64, 64))
-    assert (the(guessed, "measured update size").met, the(guessed, "measured update size").error) == (False, 0.3)
-    assert (the(guessed, "measured update memory").met, the(guessed, "measured update memory").error) == (False, 0.2)
+def test_muon_needs_the_shape_of_its_matrix():
+    without, square = Muon(0.02, 0.1).equilibrium(), Muon(0.02, 0.1).equilibrium(shape=(64, 64))
+    unknown = the(without, "known shape of the matrix")
+    assert unknown.met is False and the(square, "known shape of the matrix").met is True
+    assert square.angle / without.angle - 1 == pytest.approx(unknown.angle_error, abs=0.05)
     measured = Muon(0.02, 0.1).equilibrium(shape=(64, 64), update_sq=48.0, memory_total=24.0)
-    assert the(measured, "measured update size").met and the(measured, "measured update memory").met
-    assert measured.angle / guessed.angle == pytest.approx(math.sqrt(Muon(0.02, 0.1).memory.total() / 24), rel=0.05)
+    assert measured.angle / without.angle == pytest.approx(math.sqrt(Muon(0.02, 0.1).memory.total() / 24), rel=0.05)
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (64, 16), (16, 64), (128, 32), (48, 48)])
+@pytest.mark.slow
+def test_muon_settles_at_the_equilibrium_of_its_shape(shape):
+    """Norm and angle of a walk with torch's own Newton-Schulz, nothing of it measured: within 3 %."""
+    lr, wd, count, settle, steps = 0.02, 0.1, 2, 1500, 3000
+    rule = Muon(lr, wd)
+    law = rule.equilibrium(shape=shape)
+    generator = torch.Generator().manual_seed(21)
+    start = random_walk.start_weights(count, shape[0] * shape[1], norm=law.norm, seed=3).detach()
+    matrices = [torch.nn.Parameter(w.view(shape)) for w in start]
+    optimizer = torch.optim.Muon(matrices, lr=lr, weight_decay=wd)
+    norm_sq, turned = [], []
+    for step in range(settle + steps):
+        old = torch.stack([w.detach().flatten() for w in matrices])
+        size = (old**2).sum(1, keepdim=True)
+        noise = torch.randn(old.shape, generator=generator, dtype=old.dtype)
+        tangent = (noise - (noise * old).sum(1, keepdim=True) / size * old) / size.sqrt()
+        for w, g in zip(matrices, tangent, strict=True):
+            w.grad = g.view(shape)
+        optimizer.step()
+        if step >= settle:
+            new = torch.stack([w.detach().flatten() for w in matrices])
+            norm_sq.append(size.mean().item())
+            turned.append((random_walk.angles(old, new) ** 2).mean().item())
+    assert math.sqrt(np.mean(norm_sq)) == pytest.approx(law.norm, rel=0.03)
+    assert math.sqrt(np.mean(turned)) == pytest.approx(law.angle, rel=0.03)

@@ -92,7 +92,7 @@ def test_defaults_are_those_of_torch(rule, build):
     for field in dataclasses.fields(rule):
         if field.name == "adjust_lr_fn":
             assert group[field.name] in (None, rule.adjust_lr_fn)
-        elif field.name != "_":
+        elif field.name not in ("_", "shape"):
             assert getattr(rule, field.name) == group[field.name], field.name
 
 
@@ -166,8 +166,16 @@ def test_assumptions_are_decided_where_the_inputs_decide_them():
     assert met(AdamL2(2e-3, 0.5), "decay small relative to the gradient", unit_grad_sq=1.0, dim=4e6) is False
     assert met(Lion(0.001, 0.1), "memory shorter than the time constant") is True
     assert met(Lion(0.01, 0.1), "memory shorter than the time constant") is False
-    assert met(Muon(0.1), "measured update size", shape=(4, 4)) is False
-    assert met(Muon(0.1), "measured update size", shape=(4, 4), update_sq=3.0) is True
+    assert met(Muon(0.1), "known shape of the matrix") is False
+    assert met(Muon(0.1), "known shape of the matrix", shape=(4, 4)) is True
+    assert met(SGD(1.0, 0.5), "many entries") is None
+    assert met(SGD(1.0, 0.5), "many entries", dim=8) is False
+    assert met(SGD(1.0, 0.5), "many entries", dim=1000) is True
+    assert met(SGD(0.1, 5e-4), "many entries") is True
+    digits = "weights of enough digits"
+    assert met(SGD(0.1, 5e-4), digits) is True and met(SGD(1e-4, 5e-4), digits) is None
+    assert met(AdamW(1e-3, 0.1), digits) is None and met(AdamW(0.1, 0.1), digits) is True
+    assert met(AdamW(1e-6, 1e-3), digits) is False
 
 
 # ---- the unit gradient of each optimizer

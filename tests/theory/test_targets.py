@@ -24,8 +24,8 @@ RULES = [
     AdamW(0.1, 1e-3, betas=(0.0, 0.95)),
     AdamL2(0.1, 1e-3),
     Lion(0.1, 1e-3),
-    Muon(0.1, 1e-3),
-    Muon(0.1, 1e-3, momentum=0.9, nesterov=False),
+    Muon(0.1, 1e-3, shape=(4, 4)),
+    Muon(0.1, 1e-3, momentum=0.9, nesterov=False, shape=(6, 6)),
 ]
 LRS = np.array([0.3, 0.1, 1e-2, 1e-4, 1e-9])
 DECAYS = np.array([0.05, 1e-3, 1e-3, 0.3, 1e-4])
@@ -40,7 +40,7 @@ def test_every_point_is_the_equilibrium_of_the_rule(rule):
         one = here.equilibrium(unit_grad_sq=L, dim=D)
         assert result.angle[i] == pytest.approx(one.angle, rel=1e-12)
         # For a square matrix Muon's gain is 1, and ``dim`` stands for the update's mean square.
-        norm = here.equilibrium(shape=(4, 4), update_sq=D).norm if isinstance(rule, Muon) else one.norm
+        norm = here.equilibrium(update_sq=D).norm if isinstance(rule, Muon) else one.norm
         assert result.norm_sq[i] == pytest.approx(norm**2, rel=1e-12)
 
 

@@ -724,3 +724,47 @@ def test_compiled_loops_refuse_a_series_of_the_wrong_length():
     rule = AdamW(1e-3, 0.1)
     with pytest.raises(EquilibriaError, match="expected 60000 rows"):
         evolve(rule, 60_000, start=cold_start(rule, [1.0, 2.0]), unit_grad_sq=np.ones((3, 2)))
+
+
+# ---- a measured size of Adam's update
+
+
+@pytest.mark.parametrize(
+    "rule", [AdamW(0.01, 0.5, betas=(0.9, 0.95)), AdamL2(0.02, 0.05, betas=(0.9, 0.95))], ids=["AdamW", "AdamL2"]
+)
+def test_a_measured_update_settles_where_the_equilibrium_is(rule):
+    scale = {"unit_grad_sq": 2.0, "dim": 100.0}
+    path = evolve(rule, 12_000, start=settled(rule, **scale), update_gain=2.5, **scale)
+    there = rule.equilibrium(update_gain=2.5, **scale)
+    assert path.norm[-1] == pytest.approx(there.norm, rel=1e-6)
+    assert path.angle[-1] == pytest.approx(there.angle, rel=1e-4)
+
+
+def test_a_measured_update_is_a_number_of_entries_to_adamw():
+    """||m||^2 grows by kappa at the same v, as it would with kappa times the entries and the gradient."""
+    rule, kappa = AdamW(0.01, 0.5), np.array([0.6, 1.0, 3.0])
+    start = cold_start(rule, np.ones(3))
+    ours = evolve(rule, 300, start=start, unit_grad_sq=2.0, dim=100.0, update_gain=kappa)
+    other = evolve(rule, 300, start=start, unit_grad_sq=2.0 * kappa, dim=100.0 * kappa)
+    np.testing.assert_allclose(ours.norm_sq, other.norm_sq, rtol=1e-12)
+    np.testing.assert_allclose(ours.moved_sq, other.moved_sq, rtol=1e-10)
+
+
+def test_an_update_gain_per_step_is_the_same_compiled_or_not(monkeypatch):
+    pytest.importorskip("numba")
+    rule, draw = AdamL2(0.02, 0.05), np.random.default_rng(0)
+    start, gains = cold_start(rule, np.array([1.0, 2.0])), draw.uniform(0.5, 3, (400, 2))
+    plain = evolve(rule, 400, start=start, dim=50.0, update_gain=gains)
+    monkeypatch.setattr(transient, "_WORTH_COMPILING", 0)
+    compiled = evolve(rule, 400, start=start, dim=50.0, update_gain=gains)
+    np.testing.assert_allclose(plain.norm_sq, compiled.norm_sq, rtol=1e-11)
+    for way in (0, 10**9):
+        monkeypatch.setattr(transient, "_WORTH_COMPILING", way)
+        with pytest.raises(EquilibriaError, match=r"update_gain of shape \(3, 2\); expected 400 rows"):
+            evolve(rule, 400, start=start, dim=50.0, update_gain=gains[:3])
+
+
+def test_only_adam_has_an_update_gain():
+    for rule in (SGD(0.1, 0.01), Lion(0.1, 0.01), Muon(0.1, 0.01)):
+        with pytest.raises(EquilibriaError, match="expected one only for AdamW and Adam with L2"):
+            evolve(rule, 3, start=cold_start(rule, 1.0), update_gain=2.0)

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
 from equilibria.optimizers.controllers import CONTROL_LOG
+from equilibria.theory.muon import orthogonalised
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 
 Array: TypeAlias = NDArray[np.float64]
@@ -58,7 +59,6 @@ _ROUNDING = 1e-5  # largest error of an entry relative to the largest entry of t
 # Norm of the error relative to the orthogonalised update: Newton-Schulz in bfloat16 differs from that in float64 by 3
 # to 4 % at every step; Nesterov in place of plain momentum, and another factor for the shape, by 40 % at some.
 _ROUNDING_OF_MUON = 0.1
-_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 # Keys and attributes that others than the optimizer write.
 _FOREIGN_KEYS = frozenset(
@@ -381,18 +381,7 @@ def _muon_update(rule: Muon, move: _Move, memory: _Memory) -> Array:
     update = (1 - rule.momentum) * move.gradient + rule.momentum * buffer if rule.nesterov else buffer
     matrix = update.reshape(len(update), -1)
     rows, columns = matrix.shape
-    return np.asarray(rule.gain((rows, columns)) * _orthogonalised(matrix).reshape(update.shape))
-
-
-def _orthogonalised(matrix: Array) -> Array:
-    """Five steps of Newton-Schulz, as in torch.optim.Muon."""
-    a, b, c = _NEWTON_SCHULZ
-    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
-    x = x / (np.linalg.norm(x) + 1e-7)
-    for _ in range(5):
-        square = x @ x.T
-        x = a * x + (b * square + c * square @ square) @ x
-    return x.T if matrix.shape[0] > matrix.shape[1] else x
+    return np.asarray(rule.gain((rows, columns)) * orthogonalised(matrix).reshape(update.shape))
 
 
 # ---- isolation

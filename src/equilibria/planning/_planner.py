@@ -60,7 +60,7 @@ def plan(
             decay, which has no equilibrium.
         unit_grad_sq: L = E||g||^2 ||w||^2; required with init_norm for SGD-type rules, and always for Adam with L2.
         dim: number of entries; required with init_norm for AdamW and Lion, and always for Adam with L2. Not for Muon.
-        shape: (rows, columns) of the matrix; required with init_norm for Muon.
+        shape: (rows, columns) of the matrix, on which norm and angle of Muon depend; required with init_norm.
         dtype: number format of the weights.
         tolerance: relative distance from equilibrium that counts as settled.
         rescale: rescale weights and optimizer state into the new equilibrium at every change of lr or wd, in a jump or
@@ -93,9 +93,11 @@ def plan(
     with np.errstate(over="ignore"):  # an infinite product raises below: it has no stable equilibrium
         pull = lrs * decays
     _check_scale(rule, init_norm, unit_grad_sq, dim, shape, decays=bool(pull.any()))
+    if isinstance(rule, Muon) and shape is not None:
+        rule = dataclasses.replace(rule, shape=shape)
     scale = {
         "unit_grad_sq": 1.0 if unit_grad_sq is None else scale_number("unit_grad_sq", unit_grad_sq),
-        "dim": _update_size(rule, dim, shape),
+        "dim": _update_size(rule, dim),
     }
     spans = cut(lrs, decays)
 
@@ -195,10 +197,10 @@ def _check_distance(init_norm: float | None, start_norm: float) -> None:
         )
 
 
-def _update_size(rule: Rule, dim: float | None, shape: tuple[int, int] | None) -> float:
+def _update_size(rule: Rule, dim: float | None) -> float:
     """The number that the squared norm is proportional to: entries; for Muon the squared length of its update."""
-    if isinstance(rule, Muon) and shape is not None:
-        return rule.gain(shape) ** 2 * min(shape)
+    if isinstance(rule, Muon) and rule.shape is not None:
+        return rule.update_sq(rule.shape)
     return 1.0 if dim is None else scale_number("dim", dim)
 
 

@@ -11,9 +11,10 @@ Optimizers and their equilibria
       schedule.
     - `states`: states to start from, and the factors that rescale one into another equilibrium; `transient`: norm and
       angle step by step; `fluctuation`: their variances, and the share of noise in a gradient.
-    - `moments`, `memory`: the recursions and autocorrelations behind these; `angles`: angles over many steps.
+    - `moments`, `memory`, `muon`: the recursions and autocorrelations behind these; `angles`: angles over many steps.
     - `correlation`: what measured correlations between steps change, and what they tell; `radial`: weights that are not
-      quite scale-invariant.
+      quite scale-invariant; `gain`: why a norm grows or falls, for every weight.
+    - `violations`: how far a run leaves the law when one of its assumptions fails.
     - `translation`: the same dynamics after a change of scale, batch size, weight decay or optimizer.
     - `requested`: settings for a requested angle, or for an equilibrium to keep; `schedules`: learning rates over time.
 
@@ -44,9 +45,11 @@ from types import ModuleType
 
 from equilibria.theory.citations import PAPERS, Citation, Paper, cite
 from equilibria.theory.equilibrium import Assumption, Equilibrium
+from equilibria.theory.gain import equilibrium_from_gain, growth_gain, norm_budget
 from equilibria.theory.rules import RULES, SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.states import State, cold_start, rescaled, settled
 from equilibria.theory.transient import Trajectory, evolve
+from equilibria.theory.violations import LawError, violation_error
 
 __all__ = [
     "PAPERS",
@@ -58,6 +61,7 @@ __all__ = [
     "Assumption",
     "Citation",
     "Equilibrium",
+    "LawError",
     "Lion",
     "Muon",
     "Paper",
@@ -66,10 +70,14 @@ __all__ = [
     "Trajectory",
     "cite",
     "cold_start",
+    "equilibrium_from_gain",
     "evolve",
+    "growth_gain",
     "load_all",
+    "norm_budget",
     "rescaled",
     "settled",
+    "violation_error",
 ]
 
 

@@ -15,15 +15,24 @@ from equilibria._compiled import compiled
 _LINE, _MATRIX = "float64[::1]", "float64[:,::1]"
 
 
-@compiled(f"void({_MATRIX}, {_MATRIX}, {_LINE}, float64, float64, {_MATRIX}, {_MATRIX}, {_MATRIX})")
+@compiled(f"void({_MATRIX}, {_MATRIX}, {_MATRIX}, {_LINE}, float64, float64, {_MATRIX}, {_MATRIX}, {_MATRIX})")
 def adam_loop(
-    settings: Any, unit_grads: Any, share: Any, b1: float, b2: float, state: Any, norm_sq: Any, moved_sq: Any
+    settings: Any,
+    unit_grads: Any,
+    gains: Any,
+    share: Any,
+    b1: float,
+    b2: float,
+    state: Any,
+    norm_sq: Any,
+    moved_sq: Any,
 ) -> None:
     """Take all steps of `theory.moments.adam_step`.
 
     Args:
         settings: step size, share lost and coupled decay of every step, (steps, 3).
         unit_grads: L of every step and layer, or one row for all steps.
+        gains: kappa, likewise.
         share: (1 - b2) / d of every layer.
         b1: first-moment coefficient.
         b2: second-moment coefficient.
@@ -36,13 +45,14 @@ def adam_loop(
         size, lost, wd = settings[t, 0], settings[t, 1], settings[t, 2]
         kept = 1.0 - lost
         unit = unit_grads[min(t, unit_grads.shape[0] - 1)]
+        gain = gains[min(t, gains.shape[0] - 1)]
         for n in range(state.shape[1]):
             p = state[0, n]
-            grad_sq = unit[n] / p + wd * wd * p
+            noise_sq, decay_sq = unit[n] / p, wd * wd * p
             w_dot_m = b1 * state[1, n]
-            r = b1 * b1 * state[2, n] + fresh * (fresh * grad_sq + 2 * wd * w_dot_m)
+            r = b1 * b1 * state[2, n] + fresh * (fresh * (gain[n] * noise_sq + decay_sq) + 2 * wd * w_dot_m)
             w_dot_m += fresh * wd * p
-            v = b2 * state[3, n] + share[n] * grad_sq
+            v = b2 * state[3, n] + share[n] * (noise_sq + decay_sq)
             k = size / math.sqrt(v)
             radial, push = k * w_dot_m, k * k * r
             after = kept * (kept * p - 2 * radial) + push

@@ -55,17 +55,17 @@ class Linearisation:
 
     def norm_sq_variance(self) -> float:
         """Var(||w||^2) / ||w*||^4 per unit of Var(L) / L^2."""
-        return float(self._covariance()[0, 0])
+        return float(self.covariance()[0, 0])
 
     def angle_variance(self) -> float:
         """Var(angle) / angle^2 per unit of Var(L) / L^2."""
         u = self.chord_gradient
-        log_chord_sq = float(u @ self._covariance() @ u + self.chord_by_unit_grad_sq**2)
+        log_chord_sq = float(u @ self.covariance() @ u + self.chord_by_unit_grad_sq**2)
         half = math.asin(math.sqrt(self.chord_sq) / 2)
         return log_chord_sq / 4 * (math.tan(half) / half) ** 2
 
-    def _covariance(self) -> Array:
-        """Solves S = J S J^T + f f^T (discrete Lyapunov equation)."""
+    def covariance(self) -> Array:
+        """Stationary covariance S of the state per unit of Var(L) / L^2: S = J S J^T + f f^T (discrete Lyapunov)."""
         n = len(self.by_unit_grad_sq)
         noise = np.outer(self.by_unit_grad_sq, self.by_unit_grad_sq).ravel()
         solution = np.linalg.solve(np.eye(n * n) - np.kron(self.jacobian, self.jacobian), noise)

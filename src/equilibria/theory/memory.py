@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from equilibria.errors import EquilibriaError, within
-from equilibria.theory._reals import Array
+from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
+from equilibria.theory.muon import orthogonal_update
 
 _NEGLIGIBLE = 1e-12  # the arcsine series ends where its rest is below this; the law itself is good to 3e-3
 
@@ -135,6 +137,49 @@ def lion_memory(betas: tuple[float, float]) -> Memory:
     return Memory(tuple((coefficients * rho**powers).tolist()), tuple((b2**powers).tolist()))
 
 
+@law(
+    "rotational",
+    "Lion",
+    derived="<w, m> decays by b2 per step and gains <sign(c), m'>; the sign passes <c, m'> / ||c||^2 of it on",
+)
+def lion_total(
+    betas: tuple[float, float], *, grad_sq: ArrayLike, buffer_sq: ArrayLike, buffer_dot_grad: ArrayLike
+) -> Array:
+    """S of Lion's update, 1 + 2 sum of its correlations, from measured inner products of momentum and gradient.
+
+    Lion's update has a fixed size; correlated gradients change how long it lasts. Of an update sign(c), c = b1 m +
+    (1-b1) g, the momentum after the step, m' = b2 m + (1-b2) g, keeps the share h = <c, m'>/||c||^2. The memory is
+    proportional to it: ``S = 1 + (S0 - 1) h/h0``, S0 and h0 those of uncorrelated gradients.
+
+    Args:
+        betas: Lion's (b1, b2).
+        grad_sq: mean of ||g||^2, one number or one per layer.
+        buffer_sq: mean of ||m||^2, the momentum before the step.
+        buffer_dot_grad: mean of <m, g>.
+
+    Returns:
+        S, for the ``memory_total`` of `Lion.equilibrium`.
+
+    Example:
+        >>> tail = 0.01 / 1.99  # ||m||^2 of uncorrelated gradients
+        >>> round(float(lion_total((0.9, 0.99), grad_sq=1.0, buffer_sq=tail, buffer_dot_grad=0.0)), 2)
+        45.93
+    """
+    b1, b2 = betas
+    total = lion_memory(betas).total()
+
+    def kept(g: Any, m: Any, mg: Any) -> Any:
+        c_dot_m = b1 * b2 * m + (b1 * (1 - b2) + (1 - b1) * b2) * mg + (1 - b1) * (1 - b2) * g
+        return c_dot_m / (b1 * b1 * m + 2 * b1 * (1 - b1) * mg + (1 - b1) ** 2 * g)
+
+    measured = kept(
+        reals("grad_sq", grad_sq, above=0),
+        reals("buffer_sq", buffer_sq, low=0),
+        reals("buffer_dot_grad", buffer_dot_grad),
+    )
+    return np.asarray(1 + (total - 1) * measured / kept(1.0, (1 - b2) / (1 + b2), 0.0))
+
+
 @functools.lru_cache(maxsize=64)
 def arcsine_coefficients(largest: float) -> tuple[Array, Array]:
     """Powers p and coefficients c of (2/pi) asin(x) = sum_j c_j x^p_j, for 0 <= x <= ``largest`` < 1.
@@ -174,31 +219,37 @@ def _gauss_sum(count: int) -> tuple[Array, Array]:
 @law(
     "",
     "torch.optim.Muon",
-    derived="linear filter before orthogonalisation; the polar factor decorrelates by 6-29 %",
+    derived="linear filter, then orthogonalisation, which shortens the memory by 5 % (long matrices) to 30 % (square)",
 )
-def muon_memory(momentum: float, *, nesterov: bool = True) -> Memory:
-    """Autocorrelation of Muon's momentum before orthogonalisation.
+def muon_memory(momentum: float, *, nesterov: bool = True, shape: tuple[int, int] | None = None) -> Memory:
+    """Autocorrelation of Muon's update for a matrix of one shape, or of its momentum.
 
-    Nesterov: the update filters white noise with psi_0 = 1 - mu^2, psi_k = (1-mu) mu^(k+1); plain: an EMA.
-    Orthogonalisation shortens it: the total falls to .92-.94 of this for 4:1 matrices, .71-.74 for square ones.
+    Nesterov: the momentum filters white noise with psi_0 = 1 - mu^2, psi_k = (1-mu) mu^(k+1); plain: an EMA. Either way
+    its correlation is rho_k = rho_1 mu^(k-1), and that of the update ``sum_j c_j rho_k^j``, with the shares c_j of
+    `muon.orthogonal_update`.
 
     Args:
         momentum: mu.
         nesterov: as in torch.
+        shape: (rows, columns); without it the memory is that of the momentum before orthogonalisation.
 
     Returns:
         The autocorrelation.
 
     Example:
-        >>> round(muon_memory(0.95).total(), 1)
-        32.9
+        >>> round(muon_memory(0.95).total(), 1), round(muon_memory(0.95, shape=(32, 32)).total())
+        (32.9, 24)
     """
     mu = within("momentum", momentum, low=0, below=1)
-    if not nesterov:
-        return ema_memory(mu)
-    tail = (1 - mu) / (1 + mu)
-    power = (1 - mu**2) ** 2 + mu**4 * tail
-    return Memory((((1 - mu**2) * (1 - mu) * mu**2 + mu**5 * tail) / power,), (mu,))
+    first = mu
+    if nesterov:
+        tail = (1 - mu) / (1 + mu)
+        first = ((1 - mu**2) * (1 - mu) * mu**2 + mu**5 * tail) / ((1 - mu**2) ** 2 + mu**4 * tail)
+    if shape is None:
+        return Memory((first,), (mu,))
+    update = orthogonal_update(*shape)
+    shares = [(power, share) for power, share in zip(update.powers, update.shares, strict=True) if share > 0]
+    return Memory(tuple(share * first**power for power, share in shares), tuple(mu**power for power, _ in shares))
 
 
 @law("", "torch.optim.Muon", derived="a linear filter remembers geometrically")

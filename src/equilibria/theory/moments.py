@@ -112,12 +112,13 @@ def adam_step(
     coupled: float,
     b1: float,
     b2: float,
+    update_gain: Any = 1.0,
 ) -> tuple[Any, Any, Any, Any, Any]:
     """One step of Adam on the moments P, Q, R and the second moment v; floats, arrays and complex numbers alike.
 
     Isotropic mean field: every coordinate has the gradient variance L / (d P). With G = L/P (+ wd^2 P if coupled),
 
-        R' = b1^2 R + (1-b1)^2 G + 2 b1 (1-b1) wd Q      (the wd terms only if the decay is coupled)
+        R' = b1^2 R + (1-b1)^2 (kappa L/P + wd^2 P) + 2 b1 (1-b1) wd Q    (the wd terms only if the decay is coupled)
         v' = b2 v + (1-b2) G / d
         k  = lr / ((1 - b1^t) sqrt(v' / (1 - b2^t)))
         P' = s^2 P - 2 s k <w,m'> + k^2 R',   s = 1 - lr wd if decoupled, else 1
@@ -134,6 +135,7 @@ def adam_step(
         coupled: wd for Adam with L2, 0 for AdamW.
         b1: first-moment coefficient.
         b2: second-moment coefficient.
+        update_gain: kappa, by which correlated gradients raise the mean square of the update.
 
     Returns:
         (P', Q', R', v', ||w' - w||^2).
@@ -142,11 +144,12 @@ def adam_step(
     grad_sq = unit_grad_sq / p
     w_dot_m = b1 * q
     if coupled:
-        grad_sq = grad_sq + coupled * coupled * p
-        r = b1 * b1 * r + fresh * (fresh * grad_sq + 2 * coupled * w_dot_m)
+        decay_sq = coupled * coupled * p
+        r = b1 * b1 * r + fresh * (fresh * (update_gain * grad_sq + decay_sq) + 2 * coupled * w_dot_m)
+        grad_sq = grad_sq + decay_sq
         w_dot_m = w_dot_m + fresh * coupled * p
     else:
-        r = b1 * b1 * r + fresh * fresh * grad_sq
+        r = b1 * b1 * r + fresh * fresh * update_gain * grad_sq
     v = b2 * v + share * grad_sq
     k = step_size / v**0.5
     radial = k * w_dot_m

@@ -18,9 +18,10 @@ from equilibria.errors import EquilibriaError, one_of, positive, whole, within
 from equilibria.theory import equilibrium as fixed_points
 from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
-from equilibria.theory.equilibrium import Assumption, Equilibrium
+from equilibria.theory.equilibrium import Equilibrium
 from equilibria.theory.memory import Memory, lion_memory, muon_memory
 from equilibria.theory.moments import nesterov_correlation
+from equilibria.theory.muon import orthogonal_update
 
 AdjustLr: TypeAlias = Literal["original", "match_rms_adamw"]
 
@@ -44,6 +45,14 @@ class _Settings:
     def decay_per_step(self) -> float:
         """eps = lr * weight_decay."""
         return self.lr * self.weight_decay
+
+
+def _sides(shape: tuple[int, int]) -> tuple[int, int]:
+    """(rows, columns) as two whole numbers."""
+    if not isinstance(shape, tuple | list) or len(shape) != 2:
+        raise EquilibriaError(f"got shape={shape!r}; expected (rows, columns)", argument="shape")
+    rows, columns = (whole("shape", side, low=1) for side in shape)
+    return rows, columns
 
 
 def _check_betas(betas: tuple[float, float]) -> None:
@@ -102,27 +111,29 @@ class SGD(_Settings):
 
         Args:
             unit_grad_sq: L = E[||g||^2 ||w||^2], one number or one per layer; without it the norm is None.
-            dim: not needed by SGD.
+            dim: number of entries, not needed; few of them shift norm and angle at a large lr * wd (see validity).
             correlation: E<v, g>/E||g||^2, which changes the angle under Nesterov only.
 
         Returns:
             The equilibrium.
         """
         if self.nesterov:
-            return fixed_points.nesterov(
+            result = fixed_points.nesterov(
                 self.lr,
                 self.weight_decay,
                 momentum=self.momentum,
                 unit_grad_sq=unit_grad_sq,
                 correlation=correlation,
             )
-        return fixed_points.heavy_ball(
-            self.lr,
-            self.weight_decay,
-            momentum=self.momentum,
-            dampening=self.dampening,
-            unit_grad_sq=unit_grad_sq,
-        )
+        else:
+            result = fixed_points.heavy_ball(
+                self.lr,
+                self.weight_decay,
+                momentum=self.momentum,
+                dampening=self.dampening,
+                unit_grad_sq=unit_grad_sq,
+            )
+        return _assuming(self, result, dim)
 
 
 @law("rotational", "SGDM with decoupled decay")
@@ -146,7 +157,8 @@ class SGDW(_Settings):
 
     def equilibrium(self, unit_grad_sq: ArrayLike | None = None, *, dim: ArrayLike | None = None) -> Equilibrium:
         """Equilibrium of this optimizer, by `equilibrium.sgdw`. ``dim`` is not needed."""
-        return fixed_points.sgdw(self.lr, self.weight_decay, momentum=self.momentum, unit_grad_sq=unit_grad_sq)
+        result = fixed_points.sgdw(self.lr, self.weight_decay, momentum=self.momentum, unit_grad_sq=unit_grad_sq)
+        return _assuming(self, result, dim)
 
 
 @law("rotational", "AdamW")
@@ -172,9 +184,12 @@ class AdamW(_Settings):
     def _check(self) -> None:
         _check_betas(self.betas)
 
-    def equilibrium(self, *, unit_grad_sq: ArrayLike | None = None, dim: ArrayLike | None = None) -> Equilibrium:
+    def equilibrium(
+        self, *, unit_grad_sq: ArrayLike | None = None, dim: ArrayLike | None = None, update_gain: ArrayLike = 1.0
+    ) -> Equilibrium:
         """Equilibrium of this optimizer, by `equilibrium.adamw`. ``unit_grad_sq`` is not needed."""
-        return fixed_points.adamw(self.lr, self.weight_decay, betas=self.betas, dim=dim)
+        result = fixed_points.adamw(self.lr, self.weight_decay, betas=self.betas, dim=dim, update_gain=update_gain)
+        return _assuming(self, result, dim)
 
 
 @law("rotational", "Adam with L2")
@@ -204,17 +219,20 @@ class AdamL2(_Settings):
         unit_grad_sq: float | None = None,
         dim: float | None = None,
         homogeneity: float = 1.0,
+        update_gain: float = 1.0,
     ) -> Equilibrium:
         """Equilibrium of this optimizer, by `equilibrium.adam_l2`. Needs both ``unit_grad_sq`` and ``dim``."""
         grad_sq, d = self._scale(unit_grad_sq, dim)
-        return fixed_points.adam_l2(
+        result = fixed_points.adam_l2(
             self.lr,
             self.weight_decay,
             betas=self.betas,
             dim=d,
             unit_grad_sq=grad_sq,
             homogeneity=homogeneity,
+            update_gain=update_gain,
         )
+        return _assuming(self, result, dim)
 
     def decay_share(self, *, unit_grad_sq: float | None = None, dim: float | None = None) -> float:
         """Share by which decay shrinks the weight per step in equilibrium, lr * wd / sqrt(v)."""
@@ -255,26 +273,28 @@ class Lion(_Settings):
         """Autocorrelation of the sign update."""
         return lion_memory(self.betas)
 
-    def equilibrium(self, *, unit_grad_sq: ArrayLike | None = None, dim: ArrayLike | None = None) -> Equilibrium:
-        """Equilibrium of this optimizer, by `equilibrium.constant_update` with U = ``dim``, the number of entries."""
+    def equilibrium(
+        self,
+        *,
+        unit_grad_sq: ArrayLike | None = None,
+        dim: ArrayLike | None = None,
+        memory_total: float | None = None,
+    ) -> Equilibrium:
+        """Equilibrium of this optimizer, by `equilibrium.constant_update` with U = ``dim``, the number of entries.
+
+        Args:
+            unit_grad_sq: not needed.
+            dim: number of entries, one number or one per layer; without it the norm is None.
+            memory_total: measured S of `memory.lion_total`, by which correlated gradients change norm and angle; by
+                default that of uncorrelated ones.
+
+        Returns:
+            The equilibrium.
+        """
         entries = None if dim is None else reals("dim", dim, above=0)
-        result = fixed_points.constant_update(self.lr, self.weight_decay, memory=self.memory, update_sq=entries)
-        smallest = None if entries is None else float(entries.min())
-        many = Assumption(
-            "many entries",
-            None if smallest is None else smallest >= 100,
-            None if smallest is None else 1.1 / smallest,
-            "norm, angle",
-            "with few entries ||w||^2 is higher by 1.1/d and the angle lower by 0.7/d",
-        )
-        dense = Assumption(
-            "dense gradients",
-            None,
-            None,
-            "norm, angle",
-            "with gradients in only 2 % of the entries ||w||^2 is 2.2-4.2 times larger, the angle 0.45-0.64 of this",
-        )
-        return _with(result, many, dense)
+        memory = self.memory if memory_total is None else self.memory.scaled_to(memory_total)
+        result = fixed_points.constant_update(self.lr, self.weight_decay, memory=memory, update_sq=entries)
+        return _assuming(self, result, dim)
 
 
 @law("", "torch.optim.Muon", derived="linear filter followed by orthogonalisation")
@@ -289,6 +309,13 @@ class Muon(_Settings):
         nesterov: as in torch.
         adjust_lr_fn: torch's factor on the update, "original" sqrt(max(1, rows/columns)) or "match_rms_adamw"
             0.2 sqrt(max(rows, columns)).
+        shape: (rows, columns) of the matrix, on which size and memory of the update depend; None for an optimizer of
+            many matrices, whose memory is then that of the momentum.
+
+    Example:
+        >>> rule = Muon(lr=0.02, weight_decay=0.1)
+        >>> round(rule.equilibrium(shape=(64, 64)).angle / rule.equilibrium().angle, 1)
+        1.2
     """
 
     lr: float
@@ -297,24 +324,29 @@ class Muon(_Settings):
     momentum: float = 0.95
     nesterov: bool = True
     adjust_lr_fn: AdjustLr = "original"
+    shape: tuple[int, int] | None = None
 
     def _check(self) -> None:
         within("momentum", self.momentum, low=0, below=1)
         one_of("adjust_lr_fn", self.adjust_lr_fn, get_args(AdjustLr))
+        if self.shape is not None:
+            object.__setattr__(self, "shape", _sides(self.shape))
 
     @property
     def memory(self) -> Memory:
-        """Autocorrelation of the momentum before orthogonalisation."""
-        return muon_memory(self.momentum, nesterov=self.nesterov)
+        """Autocorrelation of the update; of the momentum before orthogonalisation if the rule has no shape."""
+        return muon_memory(self.momentum, nesterov=self.nesterov, shape=self.shape)
 
     def gain(self, shape: tuple[int, int]) -> float:
         """torch's factor on the update of a matrix of this shape."""
-        if not isinstance(shape, tuple | list) or len(shape) != 2:
-            raise EquilibriaError(f"got shape={shape!r}; expected (rows, columns)", argument="shape")
-        rows, columns = (whole("shape", n, low=1) for n in shape)
+        rows, columns = _sides(shape)
         if self.adjust_lr_fn == "original":
             return math.sqrt(max(1.0, rows / columns))
         return 0.2 * math.sqrt(max(rows, columns))
+
+    def update_sq(self, shape: tuple[int, int]) -> float:
+        """Mean square of the update per lr^2, torch's factor included, of a matrix of this shape."""
+        return self.gain(shape) ** 2 * orthogonal_update(*_sides(shape)).size
 
     def equilibrium(
         self,
@@ -330,37 +362,22 @@ class Muon(_Settings):
         Args:
             unit_grad_sq: not needed.
             dim: not needed; the norm follows from ``shape``.
-            shape: (rows, columns); without it the norm is None.
-            update_sq: measured ||O||^2 of the orthogonalised update; by default min(rows, columns), that of an exact
-                orthogonalisation, which five Newton-Schulz steps miss by 12-32 %.
-            memory_total: measured S = 1 + 2 sum of the update's correlations; by default the momentum's, which
-                orthogonalisation shortens.
+            shape: (rows, columns), by default the rule's; without either the norm is None.
+            update_sq: measured ||O||^2 of the orthogonalised update; by default that of Gaussian gradients.
+            memory_total: measured S = 1 + 2 sum of the update's correlations; by default that of Gaussian gradients.
 
         Returns:
             The equilibrium.
         """
-        memory = self.memory if memory_total is None else self.memory.scaled_to(memory_total)
-        if shape is None:
+        rule = self if shape is None else dataclasses.replace(self, shape=shape)
+        memory = rule.memory if memory_total is None else rule.memory.scaled_to(memory_total)
+        if rule.shape is None:
             result = fixed_points.constant_update(self.lr, self.weight_decay, memory=memory)
         else:
-            gain = self.gain(shape)
-            size = float(min(shape)) if update_sq is None else positive("update_sq", update_sq)
+            gain = self.gain(rule.shape)
+            size = rule.update_sq(rule.shape) / gain**2 if update_sq is None else positive("update_sq", update_sq)
             result = fixed_points.constant_update(self.lr, self.weight_decay, memory=memory, update_sq=size, gain=gain)
-        measured_size = Assumption(
-            "measured update size",
-            update_sq is not None,
-            0.0 if update_sq is not None else 0.3,
-            "norm",
-            "Newton-Schulz gives ||O||^2 = 0.68-0.88 of min(rows, columns) depending on the shape; measure it",
-        )
-        measured_memory = Assumption(
-            "measured update memory",
-            memory_total is not None,
-            0.0 if memory_total is not None else 0.2,
-            "norm, angle",
-            "orthogonalisation shortens the memory: the angle is 4 % larger for 4:1 matrices, 17-20 % for square ones",
-        )
-        return _with(result, measured_size, measured_memory)
+        return _assuming(rule, result, None)
 
 
 Rule: TypeAlias = SGD | SGDW | AdamW | AdamL2 | Lion | Muon
@@ -401,8 +418,13 @@ def check_rule(rule: object) -> None:
         )
 
 
-def _with(result: Equilibrium, *assumptions: Assumption) -> Equilibrium:
-    return dataclasses.replace(result, validity=(*result.validity, *assumptions))
+def _assuming(rule: Rule, result: Equilibrium, dim: ArrayLike | None) -> Equilibrium:
+    """The equilibrium with the assumptions about weight, gradients and number format added to those of the settings."""
+    from equilibria.theory.violations import assumptions  # which imports this module
+
+    entries = None if dim is None else float(np.min(np.asarray(dim, dtype=np.float64)))
+    more = assumptions(rule, entries, result.time_constant)
+    return dataclasses.replace(result, validity=(*more, *result.validity))
 
 
 # ---- the unit gradient L of each optimizer, which fixes its norm

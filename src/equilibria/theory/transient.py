@@ -93,6 +93,7 @@ def evolve(
     weight_decay: ScheduleLike | None = None,
     momentum: ScheduleLike | None = None,
     correlation: float = 0.0,
+    update_gain: ArrayLike = 1.0,
     first_step: int = 0,
 ) -> Trajectory:
     """Follow norm and angle through a schedule, step by step, by the rule's moment recursion.
@@ -111,6 +112,8 @@ def evolve(
         momentum: momentum schedule (SGD and SGDW); a step at momentum 0 clears the buffer, where torch would keep a
             stale one for later.
         correlation: E<v, g> / E||g||^2, which changes the angle under Nesterov only.
+        update_gain: kappa of AdamW and Adam with L2, measured (see `equilibrium.adamw`): a number, one per layer, or
+            an array (steps, layers).
         first_step: step of the schedules to begin with.
 
     Returns:
@@ -136,6 +139,12 @@ def evolve(
     )
     unit_grads = reals("unit_grad_sq", unit_grad_sq, low=0)
     sizes = reals("dim", dim, above=0)
+    gains = reals("update_gain", update_gain, above=0)
+    if not isinstance(rule, AdamW | AdamL2) and np.any(gains != 1):
+        raise EquilibriaError(
+            f"got update_gain={update_gain!r} for {type(rule).__name__}; expected one only for AdamW and Adam with L2",
+            argument="update_gain",
+        )
     if isinstance(rule, SGD | SGDW):
         moms = as_schedule(rule.momentum if momentum is None else momentum, name="momentum").values(count, start=offset)
         reals("momentum", moms, below=1)
@@ -147,7 +156,7 @@ def evolve(
             argument="momentum",
         )
     elif isinstance(rule, AdamW | AdamL2):
-        follow = partial(_evolve_adam, rule, start, lrs, decays, unit_grads, sizes)
+        follow = partial(_evolve_adam, rule, start, lrs, decays, unit_grads, sizes, gains)
     else:
         follow = partial(_evolve_constant, rule, start, lrs, decays, _layers(start, unit_grads), sizes)
     try:
@@ -208,17 +217,16 @@ def _layers(start: State, unit_grads: Array) -> tuple[int, ...]:
     return np.broadcast_shapes(start.norm_sq.shape, unit_grads.shape[1:] if unit_grads.ndim == 2 else unit_grads.shape)
 
 
-def _series(unit_grads: Array, shape: tuple[int, ...], steps: int) -> Iterator[Any]:
+def _series(values: Array, shape: tuple[int, ...], steps: int, *, name: str = "unit_grad_sq") -> Iterator[Any]:
     """L of every step, a Python float for a single layer: a 2-D array is a time series, anything else constant."""
-    if unit_grads.ndim == 2:
-        if len(unit_grads) != steps:
+    if values.ndim == 2:
+        if len(values) != steps:
             raise EquilibriaError(
-                f"got unit_grad_sq of shape {unit_grads.shape}; expected {steps} rows, one per step",
-                argument="unit_grad_sq",
+                f"got {name} of shape {values.shape}; expected {steps} rows, one per step", argument=name
             )
-        rows = np.broadcast_to(unit_grads, (steps, *shape))
+        rows = np.broadcast_to(values, (steps, *shape))
         return iter(rows if shape else rows.tolist())
-    return repeat(np.broadcast_to(unit_grads, shape).astype(np.float64) if shape else float(unit_grads))
+    return repeat(np.broadcast_to(values, shape).astype(np.float64) if shape else float(values))
 
 
 def _per_layer(values: Array, shape: tuple[int, ...]) -> Any:
@@ -322,18 +330,19 @@ def _matrices(step: moments.MomentStep, settings: list[Array]) -> Iterator[Array
 
 
 def _evolve_adam(
-    rule: AdamW | AdamL2, start: State, lrs: Array, decays: Array, unit_grads: Array, sizes: Array
+    rule: AdamW | AdamL2, start: State, lrs: Array, decays: Array, unit_grads: Array, sizes: Array, gains: Array
 ) -> Trajectory:
-    shape = np.broadcast_shapes(_layers(start, unit_grads), sizes.shape)
+    shape = np.broadcast_shapes(_layers(start, unit_grads), _layers(start, gains), sizes.shape)
     p, q, r, v = (_per_layer(x, shape) for x in (start.norm_sq, start.radial, start.buffer_sq, start.second))
     share = (1 - rule.betas[1]) / (sizes if shape else float(sizes))
     settings = adam_settings(rule, lrs, decays, start.steps_done + np.arange(1, len(lrs) + 1))
     if _pays_to_compile(shape, len(lrs)):
-        norm_sq, moved_sq, (p, q, r, v) = _follow_adam(rule, settings, unit_grads, share, (p, q, r, v), shape)
+        norm_sq, moved_sq, (p, q, r, v) = _follow_adam(rule, settings, unit_grads, gains, share, (p, q, r, v), shape)
         after = {"norm_sq": p, "radial": q, "buffer_sq": r, "second": v}
         return _trajectory(start, (lrs, decays), norm_sq, moved_sq, moments_after=after)
     columns = (values.tolist() for values in settings)
-    rows = zip(_series(unit_grads, shape, len(lrs)), *columns, strict=False)
+    units, kappas = _series(unit_grads, shape, len(lrs)), _series(gains, shape, len(lrs), name="update_gain")
+    rows = zip(units, kappas, *columns, strict=False)
     norm_sq, moved_sq, (p, _, q, r, v) = _follow(_adam_steps(p, q, r, v, share, rule.betas, rows))
     after = {"norm_sq": p, "radial": q, "buffer_sq": r, "second": v}
     return _trajectory(start, (lrs, decays), norm_sq, moved_sq, moments_after=after)
@@ -353,6 +362,7 @@ def _follow_adam(
     rule: AdamW | AdamL2,
     settings: tuple[Array, Array, Array],
     unit_grads: Array,
+    gains: Array,
     share: Array | float,
     state: tuple[Array, ...],
     shape: tuple[int, ...],
@@ -364,14 +374,10 @@ def _follow_adam(
     norm_sq, moved_sq = np.empty((steps + 1, layers)), np.empty((steps, layers))
     rows = np.array([np.broadcast_to(values, shape).ravel() for values in state])
     norm_sq[0] = rows[0]
-    if unit_grads.ndim == 2:
-        next(_series(unit_grads, shape, steps), None)  # checks the number of rows
-        units = np.broadcast_to(unit_grads, (steps, *shape)).reshape(steps, layers)
-    else:
-        units = np.broadcast_to(unit_grads, shape).reshape(1, layers)
     adam_loop(
         _plain(np.stack(np.broadcast_arrays(*settings), axis=1)),
-        _plain(units),
+        _table(unit_grads, shape, steps),
+        _table(gains, shape, steps, name="update_gain"),
         np.broadcast_to(share, shape).flatten(),
         *map(float, rule.betas),
         rows,
@@ -382,14 +388,22 @@ def _follow_adam(
     return norm_sq.reshape(-1, *shape), moved_sq.reshape(-1, *shape), final
 
 
+def _table(values: Array, shape: tuple[int, ...], steps: int, *, name: str = "unit_grad_sq") -> Array:
+    """The values of `_series` as the compiled loops take them: a row per step, or one row for all."""
+    if values.ndim < 2:
+        return _plain(np.broadcast_to(values, shape).reshape(1, -1))
+    next(_series(values, shape, steps, name=name), None)  # checks the number of rows
+    return _plain(np.broadcast_to(values, (steps, *shape)).reshape(steps, -1))
+
+
 def _adam_steps(
     p: Any, q: Any, r: Any, v: Any, share: Any, betas: tuple[float, float], rows: Iterable[tuple[Any, ...]]
 ) -> Iterator[tuple[Any, ...]]:
-    """(P, D, Q, R, v) before and after each step of Adam; a row holds L and `moments.adam_step`'s three settings."""
+    """(P, D, Q, R, v) before and after each step of Adam; a row holds L, kappa and three settings."""
     b1, b2 = betas
     yield p, 0.0, q, r, v
-    for unit_grad_sq, step_size, lost, coupled in rows:
-        p, q, r, v, moved = moments.adam_step(p, q, r, v, unit_grad_sq, share, step_size, lost, coupled, b1, b2)
+    for unit_grad_sq, gain, step_size, lost, coupled in rows:
+        p, q, r, v, moved = moments.adam_step(p, q, r, v, unit_grad_sq, share, step_size, lost, coupled, b1, b2, gain)
         yield p, moved, q, r, v
 
 

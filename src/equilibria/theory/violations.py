@@ -1,0 +1,466 @@
+"""How far a run leaves the equilibrium law when the law's assumptions fail, by the kind and the size of the failure.
+
+The laws of `equilibrium` are exact for gradients that are orthogonal to the weight, uncorrelated in time, even over the
+coordinates and Gaussian, in exact arithmetic. `violation_error` states what each failure does to angle and norm. The
+derivations are in docs/laws/violations.md. In short:
+
+- A gradient orthogonal to its weight never enters <w, buffer>. So the angle of SGD, SGDW and AdamW in equilibrium does
+  not depend on correlations; they change the size of the update alone, and with it the norm. Lion's update has a fixed
+  size; there they change the memory, hence both.
+- Where coordinates are uneven, those with the smallest gradients see little else than the projection that keeps the
+  gradient orthogonal to the weight. Adam and Lion raise it to full size: these coordinates move radially together.
+- Heavy tails and sparse gradients matter to Adam through the scatter of its second moment, to Lion through the many
+  steps at which the momentum alone decides the sign.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from equilibria.errors import EquilibriaError, one_of, within
+from equilibria.theory._reals import Array
+from equilibria.theory.citations import law
+from equilibria.theory.equilibrium import ROUNDED_AWAY, Assumption, constant_update_point, second_moment_shift
+from equilibria.theory.fluctuation import mean_field_shift, random_walk_variance
+from equilibria.theory.memory import lion_memory, lion_total
+from equilibria.theory.radial import radial_balance, radial_strength
+from equilibria.theory.requested import norm_power
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, check_rule, nesterov_angle_factor
+
+Violation: TypeAlias = Literal[
+    "radial",
+    "correlated",
+    "signal",
+    "uneven",
+    "dominated",
+    "sparse",
+    "heavy tails",
+    "few entries",
+    "eps",
+    "bfloat16",
+]
+
+_QUANTILES = 400  # of a distribution that is averaged over
+_MOST_QUANTILES = 100_000
+_NEGLIGIBLE = 1e-9
+_INVISIBLE = 5e-4  # as a change, in words
+_FEW, _SMALL_SHIFT, _SHIFT = 8.0, 0.01, 0.03  # entries that are few, and changes that may be neglected
+
+
+@dataclass(frozen=True, slots=True)
+class LawError:
+    """How far a run is from its law.
+
+    Attributes:
+        angle: rms angle of the run over the law's, minus 1; None where no law is known.
+        norm: rms norm of the run over the law's, minus 1.
+    """
+
+    angle: float | None
+    norm: float
+
+
+@law("", "docs/laws/violations.md", derived="one law per assumption of the equilibrium; each simulated")
+def violation_error(rule: Rule, kind: Violation, size: float, *, dim: float | None = None) -> LawError:
+    """Relative error of the equilibrium law when one of its assumptions fails.
+
+    Args:
+        rule: the optimizer, with lr and weight decay above 0.
+        kind: the failure.
+        size: its size; what it is depends on the kind:
+
+            - "radial": the mean cosine of gradient and weight (positive where the gradient step shrinks the weight);
+            - "correlated": correlation of successive gradients, AR(1);
+            - "signal": share of E||g||^2 in a mean gradient that outlives the momentum;
+            - "uneven": sigma of lognormal gradient scales over the coordinates; needs ``dim``;
+            - "dominated": share of the coordinates that get all of the gradient but for less than 1/dim;
+            - "sparse": share of the steps at which an entry has a gradient;
+            - "heavy tails": degrees of freedom (above 4) of Student's t for the entries of the gradient;
+            - "few entries": their number;
+            - "eps": Adam's eps over the root of the second moment;
+            - "bfloat16": steps since the weight was in equilibrium, all with bfloat16 weights.
+        dim: number of entries, for "uneven".
+
+    Returns:
+        What the run has over the law, minus 1. For SGD and SGDW the law takes L = E||g||^2 ||w||^2, for correlated
+        gradients too: `rules.momentum_unit_grad_sq` is the L with which their norm is exact.
+
+    Raises:
+        EquilibriaError: bad input, or no law is known for this failure of this rule.
+
+    Example:
+        >>> from equilibria.theory import SGD, AdamW
+        >>> error = violation_error(AdamW(1e-3, 0.1), "correlated", 0.3)
+        >>> round(error.angle, 2), round(error.norm, 2)
+        (0.0, 0.32)
+        >>> violation_error(SGD(0.1, 5e-4), "uneven", 2.0, dim=1000)
+        LawError(angle=0.0, norm=0.0)
+    """
+    check_rule(rule)
+    one_of("kind", kind, get_args(Violation))
+    if not rule.decay_per_step > 0:
+        raise EquilibriaError(f"got {rule!r}; expected lr and weight_decay above 0", argument="rule")
+    factors = _LAWS[kind](rule, size) if kind != "uneven" else _uneven(rule, size, dim)
+    if factors is None:
+        raise EquilibriaError(f"got kind={kind!r} for {type(rule).__name__}; no law is known for it", argument="kind")
+    angle, norm = factors
+    return LawError(None if angle is None else float(angle) - 1, float(norm) - 1)
+
+
+@functools.lru_cache(maxsize=1024)
+def assumptions(rule: Rule, dim: float | None, time_constant: float) -> tuple[Assumption, ...]:
+    """The assumptions of a rule's equilibrium about weight, gradients and number format.
+
+    Args:
+        rule: the optimizer.
+        dim: number of entries of the smallest layer, if known.
+        time_constant: of the equilibrium, in steps.
+    """
+    listed = [_invariant_weight(rule)]
+    if not isinstance(rule, SGD | SGDW) or rule.momentum > 0:
+        listed.append(_uncorrelated_gradients(rule))
+    if not isinstance(rule, SGD | SGDW):
+        listed.append(_even_coordinates(rule))
+    if isinstance(rule, Lion):
+        listed.append(_stated(rule, "dense gradients", "sparse", 0.05, "with gradients at 5 % of the steps only"))
+    if isinstance(rule, AdamW | AdamL2):
+        text = "eps must be far below sqrt(v), the rms gradient of an entry; at a tenth of it"
+        listed.append(_stated(rule, "eps below the gradient", "eps", 0.1, text))
+    if isinstance(rule, SGD | SGDW | Lion):
+        listed.append(_many_entries(rule, dim))
+    if isinstance(rule, Muon):
+        listed.append(_known_shape(rule))
+    return (*listed, _number_format(rule, time_constant))
+
+
+def _stated(rule: Rule, name: str, kind: Violation, size: float, condition: str) -> Assumption:
+    """An assumption that only a measurement decides, with its error for one size of its failure."""
+    error = violation_error(rule, kind, size)
+    changed = [key for key in ("norm", "angle") if _is_visible(getattr(error, key))]
+    affects = ", ".join(changed) or "norm, angle"
+    return Assumption(name, None, error.angle, error.norm, affects, f"{condition} {_in_words(error)}")
+
+
+def _in_words(error: LawError) -> str:
+    if not _is_visible(error.angle) and not _is_visible(error.norm):
+        return "neither angle nor norm changes"
+    return f"the angle {_change(error.angle)}, the norm {_change(error.norm)}"
+
+
+def _change(error: float | None) -> str:
+    if error is None:
+        return "changes by some per cent"
+    return f"is {100 * abs(error):.2g} % {'higher' if error > 0 else 'lower'}" if _is_visible(error) else "stays"
+
+
+def _is_visible(error: float | None) -> bool:
+    return error is None or abs(error) >= _INVISIBLE
+
+
+def _invariant_weight(rule: Rule) -> Assumption:
+    """The loss does not change when the weight is scaled; only a measurement can decide this."""
+    name, text = "scale-invariant weight", "the weight must feed a normalisation layer and be decayed"
+    if isinstance(rule, AdamL2) or _decay_in_force(rule) >= 1:
+        return Assumption(name, None, None, None, "norm, angle", text)
+    return _stated(rule, name, "radial", 1e-3, f"{text}; with a mean cosine of .001 between weight and gradient")
+
+
+def _uncorrelated_gradients(rule: Rule) -> Assumption:
+    """Successive gradients are uncorrelated."""
+    name, text = "noise-dominated gradient", "successive gradients must be nearly uncorrelated"
+    if isinstance(rule, Muon):
+        measure = "the memory of the update changes; measure it (memory_total)"
+        return Assumption(name, None, None, None, "norm, angle", f"{text}; else {measure}")
+    if isinstance(rule, SGD | SGDW):
+        text += " (or L must count <v, g>)"
+    return _stated(rule, name, "correlated", 0.3, f"{text}; at a correlation of .3")
+
+
+def _even_coordinates(rule: Rule) -> Assumption:
+    """All coordinates of the weight see gradients of the same size."""
+    name, text = "homogeneous coordinates", "gradients must be alike over the entries"
+    if isinstance(rule, AdamL2):
+        return Assumption(name, None, None, None, "norm, angle", f"{text}; else give their homogeneity")
+    if isinstance(rule, Muon):
+        return Assumption(name, None, None, None, "norm, angle", f"{text}; else measure the update (update_sq)")
+    text += "; where a tenth of them gets all of the gradient"
+    return _stated(rule, name, "dominated", 0.1, text)
+
+
+def _many_entries(rule: Rule, dim: float | None) -> Assumption:
+    """Norms fluctuate little, which they do at a small lr * wd or with many entries."""
+    entries = _FEW if dim is None else max(2.0, dim)
+    error = violation_error(rule, "few entries", entries)
+    small = max(abs(error.angle or 0.0), abs(error.norm)) < (_SMALL_SHIFT if dim is None else _SHIFT)
+    return Assumption(
+        "many entries",
+        small if dim is not None or small else None,
+        error.angle,
+        error.norm,
+        "norm, angle",
+        f"norms of few entries fluctuate: with {entries:,.0f} of them {_in_words(error)}",
+    )
+
+
+def _known_shape(rule: Muon) -> Assumption:
+    is_known = rule.shape is not None
+    return Assumption(
+        "known shape of the matrix",
+        is_known,
+        0.0 if is_known else 0.2,
+        0.0 if is_known else None,
+        "norm, angle",
+        "orthogonalisation shortens the memory by the shape: without it the angle is 3 % too small for 4:1 matrices, "
+        "17-20 % for square ones",
+    )
+
+
+def _number_format(rule: Rule, time_constant: float) -> Assumption:
+    """Weights are stored with enough digits to hold decay and updates."""
+    name, affects = "weights of enough digits", "norm, angle"
+    limits = "float32 rounds away less than 3e-8 of a weight, bfloat16 less than 2e-3 to 4e-3"
+    if isinstance(rule, AdamL2):
+        return Assumption(name, None, None, None, affects, f"a step must move the weight visibly: {limits}")
+    change = rule.decay_per_step
+    if isinstance(rule, SGD):  # its decay is a part of the step, which is rounded as a whole
+        change = math.sqrt(2 * change / (1 + rule.momentum))
+    what = "turning moves" if isinstance(rule, SGD) else "decay takes"
+    text = f"{what} {change:.2g} of the weight per step; {limits}"
+    if change > 2 * ROUNDED_AWAY["bfloat16"]:
+        return Assumption(name, True, 0.0, 0.0, affects, text)
+    if change < ROUNDED_AWAY["float32"]:
+        return Assumption(name, False, None, None, affects, text)
+    if not isinstance(rule, AdamW):
+        return Assumption(name, None, None, None, affects, text)
+    error = violation_error(rule, "bfloat16", 3 * time_constant)
+    text += f": after {3 * time_constant:,.0f} steps in bfloat16 {_in_words(error)}"
+    return Assumption(name, None, error.angle, error.norm, affects, text)
+
+
+_Factors: TypeAlias = tuple[float | None, float] | None
+"""Angle and norm over the law's, or None where no law is known."""
+
+
+def _decay_in_force(rule: Rule) -> float:
+    return rule.decay_per_step / (1 - rule.momentum) if isinstance(rule, SGD) else rule.decay_per_step
+
+
+# ---- along the weight, and in time
+
+
+def _radial(rule: Rule, size: float) -> _Factors:
+    if isinstance(rule, AdamL2) or _decay_in_force(rule) >= 1:
+        return None
+    y = float(radial_balance(radial_strength(size, decay_in_force=_decay_in_force(rule))))
+    return 1 / y, y ** (1 / norm_power(rule))
+
+
+def _correlated(rule: Rule, size: float) -> _Factors:
+    rho = within("size", size, above=-1, below=1)
+    return _with_correlations(rule, [(1.0, rho)])
+
+
+def _signal(rule: Rule, size: float) -> _Factors:
+    share = within("size", size, low=0, high=1)
+    return _with_correlations(rule, [(1 - share, 0.0), (share, 1.0)])
+
+
+def _with_correlations(rule: Rule, parts: list[tuple[float, float]]) -> _Factors:
+    """For gradients that are sums of AR(1) processes, (share, correlation) each."""
+
+    def overlap(b: float) -> float:
+        """<v, g> / ||g||^2 with v the sum of past gradients, each step weighted by b."""
+        return sum(share * rho / (1 - b * rho) for share, rho in parts)
+
+    if isinstance(rule, SGD | SGDW):
+        a = rule.momentum
+        if isinstance(rule, SGD) and rule.nesterov:
+            rho = overlap(a)
+            return float(nesterov_angle_factor(a, correlation=rho)), (1 + 2 * a * a * rho) ** 0.25
+        return 1.0, (1 + 2 * a * overlap(a)) ** 0.25
+    if isinstance(rule, AdamW | AdamL2):
+        kappa = 1 + 2 * rule.betas[0] * overlap(rule.betas[0])
+        return (1.0, kappa**0.5) if isinstance(rule, AdamW) else (kappa ** (1 / 6), kappa ** (1 / 3))
+    if isinstance(rule, Muon):
+        return None
+    b2 = rule.betas[1]
+    buffer_sq = (1 - b2) / (1 + b2) * (1 + 2 * b2 * overlap(b2))
+    total = lion_total(rule.betas, grad_sq=1.0, buffer_sq=buffer_sq, buffer_dot_grad=(1 - b2) * overlap(b2))
+    return _remembering(rule, float(total))
+
+
+def _remembering(rule: Lion, total: float) -> tuple[float, float]:
+    """Lion with another memory in place of its own."""
+    own, other = (
+        constant_update_point(rule.lr, rule.weight_decay, memory)
+        for memory in (rule.memory, rule.memory.scaled_to(total))
+    )
+    return math.sqrt(other.one_minus_cos / own.one_minus_cos), math.sqrt(other.norm_sq / own.norm_sq)
+
+
+# ---- over the coordinates
+
+
+def _uneven(rule: Rule, size: float, dim: float | None) -> _Factors:
+    from scipy.special import ndtri
+
+    sigma = within("size", size, low=0)
+    if dim is None:
+        raise EquilibriaError("got dim=None; expected the number of entries for kind='uneven'", argument="dim")
+    entries = within("dim", dim, low=2)
+    count = min(int(entries), _MOST_QUANTILES)
+    scales_sq = np.exp(2 * sigma * ndtri((np.arange(count) + 0.5) / count))
+    projected = scales_sq.mean() / entries  # variance that the projection adds to every entry
+    return _together(rule, float(np.mean(np.sqrt(projected / (scales_sq + projected)))))
+
+
+def _dominated(rule: Rule, size: float) -> _Factors:
+    return _together(rule, 1 - within("size", size, above=0, high=1))
+
+
+def _together(rule: Rule, common: float) -> _Factors:
+    """A share ``common`` of the entries moves along its own direction, as one random walk; the others walk freely.
+
+    AdamW: ||w||^2 is q + (1-q) x^2 with q the free share and x Gaussian, and the angle^2 over the law's is the mean of
+    q/||w||^2 + q (1-q)/||w||^4. Lion: the gradient of the common walk changes in size, and where it is small the
+    momentum alone decides the sign. How often follows from simulations, not from a law: common^3; the angle of the
+    same simulations was within 7 % of the law.
+    """
+    if isinstance(rule, SGD | SGDW):
+        return 1.0, 1.0
+    if isinstance(rule, AdamL2 | Muon):
+        return None
+    if isinstance(rule, Lion):
+        momentum_alone = lion_memory((1 - 1e-6, rule.betas[1])).total() / rule.memory.total()
+        return None, math.sqrt(1 + (momentum_alone - 1) * common**3)
+    if common < _NEGLIGIBLE:
+        return 1.0, 1.0
+    c = (1 - common) / common
+    return math.sqrt((1 + (1 + c) * _mean_inverse(c)) / 2), 1.0
+
+
+def _mean_inverse(c: float) -> float:
+    """E 1/(c + x^2), x Gaussian."""
+    if c > 400:  # erfc underflows
+        return (1 - (1 - 3 / c) / c) / c
+    return math.sqrt(math.pi / (2 * c)) * math.exp(c / 2) * math.erfc(math.sqrt(c / 2))
+
+
+# ---- over the sizes of gradients
+
+
+def _sparse(rule: Rule, size: float) -> _Factors:
+    share = within("size", size, above=0, high=1)
+    return _mixture(rule, np.array([0.0, 1 / share]), np.array([1 - share, share]))
+
+
+def _heavy_tails(rule: Rule, size: float) -> _Factors:
+    from scipy.special import chdtri
+
+    freedom = within("size", size, above=4)
+    quantiles = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    variances = 1 / np.asarray(chdtri(freedom, quantiles))
+    return _mixture(rule, variances / variances.mean(), np.full(_QUANTILES, 1 / _QUANTILES))
+
+
+def _mixture(rule: Rule, variances: Array, weights: Array) -> _Factors:
+    """Gradient entries that are Gaussian with one of several variances of mean 1."""
+    if isinstance(rule, SGD | SGDW):
+        return 1.0, 1.0
+    if isinstance(rule, AdamL2 | Muon):
+        return None
+    if isinstance(rule, AdamW):
+        norm_sq, update_sq = (1 + _saturating(shift, variances, weights) for shift in second_moment_shift(*rule.betas))
+        return math.sqrt(update_sq / norm_sq), math.sqrt(norm_sq)
+    b1, b2 = rule.betas
+    if b1 < _NEGLIGIBLE:  # no memory, and no update without a gradient
+        return 1.0, math.sqrt(float(weights[variances > 0].sum()))
+
+    def total(variances: Array, weights: Array) -> float:
+        """S - 1 up to a factor: slope of the mean sign in <w, m>, times <sign, m'>."""
+        buffer_sq = (1 - b2) / (1 + b2)
+        sizes = np.sqrt(b1**2 * buffer_sq + (1 - b1) ** 2 * variances)
+        stored = b1 * b2 * buffer_sq + (1 - b1) * (1 - b2) * variances
+        return float(weights @ (1 / sizes)) * float(weights @ (stored / sizes))
+
+    plain = total(np.ones(1), np.ones(1))
+    own = rule.memory.total()
+    return _remembering(rule, 1 + (own - 1) * total(variances, weights) / plain)
+
+
+def _saturating(shift: float, variances: Array, weights: Array) -> float:
+    """A shift for Gaussian gradients, of first order in E g^4 - 1 = 3 E variance^2 - 1, for another mixture.
+
+    A single gradient cannot change the average by more than itself, so that each size saturates.
+    """
+    each = 1.5 * shift
+    return float(weights @ (each * variances**2 / (1 + abs(each) * variances))) - 0.5 * shift
+
+
+# ---- few entries, and arithmetic
+
+
+def _few_entries(rule: Rule, size: float) -> _Factors:
+    entries = within("size", size, low=2)
+    if isinstance(rule, SGD | SGDW):
+        nesterov = isinstance(rule, SGD) and rule.nesterov
+        noise = random_walk_variance(entries, momentum=rule.momentum, nesterov=nesterov)
+        shift = mean_field_shift(rule, noise)
+        return 1 + shift.angle, 1 + shift.norm
+    if isinstance(rule, Lion):
+        return 1 - 0.7 / entries, math.sqrt(1 + 1.1 / entries)
+    return (1.0, 1.0) if isinstance(rule, AdamW) else None
+
+
+def _eps(rule: Rule, size: float) -> _Factors:
+    ratio = within("size", size, low=0)
+    if isinstance(rule, AdamW):
+        return 1.0, 1 / (1 + ratio)
+    return ((1 + ratio) ** (-2 / 3), (1 + ratio) ** (-1 / 3)) if isinstance(rule, AdamL2) else None
+
+
+def _bfloat16(rule: Rule, size: float) -> _Factors:
+    """Decoupled decay is an operation of its own, and is rounded away below half an ulp.
+
+    ||w||^2 then grows as 1 + 2 lr wd t, more slowly where the decay of some entries survives, and no further than to
+    the norm at which updates are rounded away too.
+    """
+    steps = within("size", size, low=0)
+    if isinstance(rule, SGD | SGDW):
+        turned = math.sqrt(2 * rule.decay_per_step / (1 + rule.momentum))
+        return (1.0, 1.0) if isinstance(rule, SGD) and turned > 2 * ROUNDED_AWAY["bfloat16"] else None
+    if not isinstance(rule, AdamW):
+        return None
+    eps, b1 = rule.decay_per_step, rule.betas[0]
+    mantissas = 2 ** ((np.arange(_QUANTILES) + 0.5) / _QUANTILES)
+    ulp = 2.0**-7  # of the power of two below an entry
+    surviving = (
+        float(np.mean(np.round(eps * mantissas / ulp) * ulp / mantissas)) / eps
+    )  # decay after rounding, over eps
+    growth = 2 * eps * steps if surviving == 0 else -math.expm1(-2 * eps * surviving * steps) / surviving
+    if growth == 0:
+        return 1.0, 1.0
+    # Entries spread evenly up to where half an ulp, 2^-8.5 of them on average, exceeds 97 % of the updates.
+    update = math.sqrt((1 - b1) / (1 + b1) * 2 * eps)  # over the rms entry in equilibrium
+    furthest = (2.2 * update * 2**8.5) ** 2 / 3
+    norm_sq = math.exp(-2 * eps * surviving * steps) + 1 / (1 / growth + (1 - surviving) / furthest)
+    return 1 / math.sqrt(norm_sq), math.sqrt(norm_sq)
+
+
+_LAWS: dict[Violation, Callable[[Rule, float], _Factors]] = {
+    "radial": _radial,
+    "correlated": _correlated,
+    "signal": _signal,
+    "dominated": _dominated,
+    "sparse": _sparse,
+    "heavy tails": _heavy_tails,
+    "few entries": _few_entries,
+    "eps": _eps,
+    "bfloat16": _bfloat16,
+}
