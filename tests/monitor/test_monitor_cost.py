@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import equilibria.monitor.monitor as monitor_module
 from equilibria.monitor.monitor import Monitor
+from equilibria.monitor.reading import PRODUCTS
 
 
 class Operations(TorchDispatchMode):
@@ -107,7 +108,7 @@ def test_readings_hold_no_tensors_of_the_model():
         train(net, optimizer, 5)
         assert len(monitor._pending) == 5
         for _, reading in monitor._pending:
-            assert reading.products.numel() == 3 * 9
+            assert reading.products.numel() == 3 * PRODUCTS
             assert reading.found_inf is None
 
 

@@ -42,9 +42,9 @@ def test_the_record_has_every_logged_number(tmp_path):
     assert run.metrics().schema.remove_metadata() == METRIC_FIELDS.remove_metadata()
     assert metric_series(run.metrics())["loss"][1].tolist() == [0.5, 1.5, 2.5, 3.5, 4.5]
     assert run.notes == ()
-    assert {check.table for check in run.verify().tables} == {"samples", "metrics"}
+    assert {check.table for check in run.verify().tables} == {"samples", "metrics", "diffusion"}
     assert run.verify().whole
-    assert run.sessions[0].rows == {"samples": 9, "metrics": 10}
+    assert run.sessions[0].rows == {"samples": 9, "metrics": 10, "diffusion": 9}
 
 
 def test_a_record_without_the_table_has_an_empty_one(tmp_path):

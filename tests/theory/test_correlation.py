@@ -14,6 +14,7 @@ from equilibria.theory.correlation import (
     fit_relaxation_spectrum,
     gradient_noise_scale,
     mean_gradient_share,
+    mean_gradient_share_from_pull,
     mean_gradient_share_with_momentum,
     measured_scaling_ratio,
     turning_ratio,
@@ -152,6 +153,17 @@ def test_gradient_noise_from_the_momentum(momentum):
     assert measured == pytest.approx(share, rel=0.05)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("lr", [0.1, 3.0])
+def test_gradient_noise_from_the_pull_on_the_last_move(momentum, lr):
+    """The last move is -lr times the buffer, or the last gradient: what lr is called cancels."""
+    gradients, means, buffers = quadratic_training(momentum, batch=1, seed=5)
+    power = np.mean(np.sum(gradients**2, axis=1))
+    pull = -lr * np.mean(np.sum(gradients[1:] * (buffers[1:] if momentum else gradients[:-1]), axis=1))
+    share = np.mean(np.sum(means**2, axis=1)) / power
+    assert mean_gradient_share_from_pull(pull, lr * power, momentum=momentum) == pytest.approx(share, rel=0.05)
+
+
 @pytest.mark.parametrize(
     "misuse",
     [
@@ -162,6 +174,8 @@ def test_gradient_noise_from_the_momentum(momentum):
         lambda: fit_relaxation_spectrum([1, 2, 4, 8], [1, 2, 4, -1]),
         lambda: mean_gradient_share(0.2),
         lambda: mean_gradient_share_with_momentum(0.9, momentum=0.0),
+        lambda: mean_gradient_share_from_pull(0.1, 0.0),
+        lambda: mean_gradient_share_from_pull(0.1, 1.0, momentum=1.0),
         lambda: gradient_noise_scale(64, 0.0),
     ],
 )

@@ -54,7 +54,7 @@ def test_a_run_has_only_names_that_people_use(both):
     """dir() hides nothing: what the hooks call belongs to the monitor inside."""
     offered = {name for name in dir(both[0]) if not name.startswith("_")}
     assert offered == {name for name in {*vars(type(both[0])), *vars(both[0])} if not name.startswith("_")}
-    views = {"findings", "live", "log_dir", "metadata", "metrics", "report", "samples", "table"}
+    views = {"diffusion", "findings", "live", "log_dir", "metadata", "metrics", "noise", "report", "samples", "table"}
     measurement = {"every", "failure", "flush", "log", "step", "add_sink", "remove_sink", "reattach", "close"}
     assert offered == views | measurement | {"state_dict", "load_state_dict", "mark_weights"}
 

@@ -8,6 +8,7 @@
 - `equilibrium`: findings about layers far from equilibrium, disturbed by a change, or without one.
 - `assumptions`: findings about predictions that fail, and why.
 - `gradient_size`: whether gradients vary widely in size, for reports and forecasts.
+- `noise`: gradient noise scale, curvature along the step and turning over many steps; a finding about the batch size.
 - `faults`: findings about faults in training or measuring.
 - `spikes`: findings about a loss, a gradient or an lr that jumps, and what came first.
 - `identities`: checks of the measurement that hold for any gradients.
@@ -23,7 +24,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from equilibria.diagnosis import assumptions, equilibrium, faults, spikes
+from equilibria.diagnosis import assumptions, equilibrium, faults, noise, spikes
 from equilibria.diagnosis.identities import check_run
 from equilibria.diagnosis.layers import Layer, layers_of
 from equilibria.diagnosis.run import SampledRun, sampled_run
@@ -87,6 +88,7 @@ def summarise_and_diagnose(
         *_guarded(assumptions.drifting, layers),
         *_guarded(assumptions.correlated, layers),
         *_guarded(equilibrium.oscillating, layers),
+        *_guarded(noise.batch_size, run),
         *_guarded(faults.without_gradient, series),
         *_guarded(faults.without_law, layers),
     ]

@@ -16,6 +16,7 @@ Before the step
       optimizers unscale it, unknown ones may do anything.
     - The optimizer's momentum and second moments where a prediction starts, because the recursion starts from the state
       before the step.
+    - A few coordinates of every weight, to compare with those of earlier steps (`StepMemory` in step_memory.py).
 After the step
     - The copied weights again, for the move.
     - All other gradients. With a closure the gradient exists only after the step has called it; and reading it together
@@ -47,6 +48,7 @@ from equilibria.monitor.reading import (
 )
 from equilibria.monitor.sampler import Sampler
 from equilibria.monitor.settings_log import SettingsLog
+from equilibria.monitor.step_memory import StepMemory
 from equilibria.optimizers.controllers import (
     AngleController,
     Rescaled,
@@ -67,6 +69,7 @@ OnReading: TypeAlias = Callable[[int, StepReading | None], None]
 _EXACT = (torch.float32, torch.float64)  # types in which SGD's step can be recomputed from its products
 _EMPTY: dict[str, Any] = {}
 _NO_DECAY = Combination(0.0, 0.0, 0.0)
+_PULL = PRODUCTS - 2  # the columns of a reading from a few coordinates
 
 
 class OptimizerHooks:
@@ -88,6 +91,7 @@ class OptimizerHooks:
         last_step: number of its last step; -1 before the first.
         settings: the settings of each parameter group since the last reading.
         copied_too: tensors, by their index, that are copied although products would do: rounding decides their update.
+        memory: a few coordinates of the weights at earlier steps.
     """
 
     def __init__(
@@ -103,6 +107,7 @@ class OptimizerHooks:
         self.count, self.step, self.last_step = 0, 0, -1
         self.settings = [SettingsLog() for _ in optimizer.param_groups]
         self.copied_too: frozenset[int] = frozenset()
+        self.memory = StepMemory(self.watched)
         self._groups = list(optimizer.param_groups)
         self._index, self._sampler, self._on_reading = index, sampler, on_reading
         self._rows = _row_slices(self.watched)
@@ -192,6 +197,7 @@ class OptimizerHooks:
             "changed": list(self._changed),
             "settings": [log.state_dict() for log in self.settings],
             "rescalings": [(count, list(factors)) for count, factors in self._rescalings],
+            "memory": self.memory.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -201,6 +207,7 @@ class OptimizerHooks:
             log.load_state_dict(changes)
         self._started, self._changed = list(state["started"]), list(state["changed"])
         self._rescalings = [(count, list(factors)) for count, factors in state.get("rescalings", ())]
+        self.memory.load_state_dict(state.get("memory", {}))
         self._noted, self._noted_count = self._announced(), self._control.count
         self._marks.forget()
         self._reading, self._last_sampled = None, -2
@@ -246,6 +253,9 @@ class OptimizerHooks:
         self._note_rescalings()
         for index in self._marks.changed(self._own_changes()):
             self._changed[self._plain[index]] = True
+            self.memory.forget(self._plain[index])
+        needs_pull = self._is_due or self._sampler.expects(self._index, count=self.count, step=self.step)
+        self.memory.look(self.count, self.step, keep=needs_pull and not self._has_heavy_ball())
         if self._is_due:
             with torch.no_grad():
                 self._reading = self._read_before(has_closure=has_closure)
@@ -287,6 +297,7 @@ class OptimizerHooks:
             return
         before, self._noted, self._noted_count = self._noted, self._announced(), self._control.count
         pairs = zip(before, self._noted, strict=True)
+        self.memory.forget_last()
         self._rescalings.append((self.count, [math.exp(new.log_change - old.log_change) for old, new in pairs]))
 
     def _own_changes(self) -> list[tuple[int, float]] | None:
@@ -383,6 +394,9 @@ class OptimizerHooks:
             # If the last sample is not of the last step, our own steps lie between, and a difference means nothing.
             reading.changed[index] |= not is_same and self._last_sampled == self.count - 1
         one_pass.run()
+        reading.products[:, _PULL:] = torch.nan
+        if is_last and not has_closure and not self._has_heavy_ball():
+            self._read_pull(reading)
         reading.starts = [starts or changed for starts, changed in zip(reading.starts, reading.changed, strict=True)]
         if any(reading.starts):
             self._read_optimizer_state(reading)
@@ -420,6 +434,25 @@ class OptimizerHooks:
             if second is not None and _is_readable(second, layer.param):
                 out[:, 2] = _row_sums(layer, local(second))
             reading.steps_taken = max(reading.steps_taken, float(state.get("step", self.count)))
+
+    def _read_pull(self, reading: StepReading) -> None:
+        """Products of the gradient with the last move and, for Adam, with itself over the root of the second moment."""
+        states = [self.optimizer.state.get(layer.param, _EMPTY) for layer in self.watched]
+        gradients = [_readable(layer.param.grad, layer.param) for layer in self.watched]
+        second = [
+            None if "max_exp_avg_sq" in state else _readable(state.get("exp_avg_sq"), layer.param)
+            for state, layer in zip(states, self.watched, strict=True)
+        ]
+        rows, *columns = self.memory.pull(self.count, gradients, second)
+        for place, values in enumerate(columns):
+            if values is not None:
+                reading.products[rows, _PULL + place] = torch.as_tensor(values).to(reading.products)
+
+    def _has_heavy_ball(self) -> bool:
+        """Whether the momentum buffers are the last moves: then the products hold the pull, of all coordinates."""
+        return follows(self.optimizer, SGD) and all(
+            group["momentum"] and not group["nesterov"] for group in self.optimizer.param_groups
+        )
 
     def _read_pair(self, layer: Watched, other: Tensor, out: Tensor) -> None:
         """<w, x> and <x, x> of a weight and another tensor."""
@@ -464,6 +497,13 @@ def _count_parameters(optimizer: Optimizer) -> int:
 def _is_readable(state: Tensor, param: Tensor) -> bool:
     """Whether a state tensor is what its name says: some optimizers store a quantised or low-rank one under it."""
     return state.shape == param.shape and (is_sharded(state) or type(state) is Tensor)
+
+
+def _readable(tensor: Tensor | None, param: Tensor) -> Tensor | None:
+    """A tensor whose entries are those of a parameter, or None."""
+    if tensor is None or tensor.layout != torch.strided or not _is_readable(tensor, param):
+        return None
+    return tensor
 
 
 def _row_sums(layer: Watched, tensor: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from equilibria.monitor.metrics import MetricLog
 from equilibria.monitor.reading import PRODUCTS, StepReading
 from equilibria.monitor.sample_rows import SampleBuilder
 from equilibria.monitor.sampler import Sampler
+from equilibria.monitor.step_memory import DiffusionLog
 from equilibria.optimizers.budget import Every
 from equilibria.optimizers.controllers import AngleSchedule, Controller, control_log
 from equilibria.optimizers.rules import GroupRule, rule_text
@@ -74,6 +75,7 @@ class Monitor:
             least two axes.
         granularity: "tensor", or "row" for one sample per row (output channel).
         steps_per_epoch: converts steps to settle into epochs.
+        batch_size: examples in a batch, all processes together: converts gradient noise scales into examples.
         invariant: the scale-invariant weights: names, tensors, or the result of `equilibria.symmetries`. Only these get
             predictions. Without it the mean cosine of weight and gradient decides, once, which weights look invariant.
         sinks: receive the samples as they are taken.
@@ -93,6 +95,7 @@ class Monitor:
         select: Select | None = None,
         granularity: Granularity = "tensor",
         steps_per_epoch: int | None = None,
+        batch_size: int | None = None,
         invariant: Invariant | None = None,
         sinks: Iterable[Sink] = (),
     ) -> None:
@@ -103,6 +106,7 @@ class Monitor:
         one_of("granularity", granularity, ["tensor", "row"])
         self._granularity, self._every = granularity, every
         self._steps_per_epoch = None if steps_per_epoch is None else whole("steps_per_epoch", steps_per_epoch, low=1)
+        self._batch_size = None if batch_size is None else whole("batch_size", batch_size, low=1)
         unwrapped = _unwrapped(optimizers)
         self._model = weakref.ref(model)
         self._select = select if select is None or callable(select) else select_patterns(select)
@@ -133,6 +137,7 @@ class Monitor:
         ]
         self._history = History()
         self.metric_log = MetricLog()
+        self.diffusion_log = DiffusionLog()
         self._pending: list[tuple[int, StepReading]] = []
         self._flushed = time.monotonic()
         self._others_know = False  # whether the other processes know that this one has failed
@@ -173,6 +178,7 @@ class Monitor:
             "every": self._every,
             "granularity": self._granularity,
             "steps_per_epoch": self._steps_per_epoch,
+            "batch_size": self._batch_size,
             "optimizers": [_describe_optimizer(*pair) for pair in zip(optimizers, laws, strict=True)],
             "controllers": [
                 {"optimizer": index, **_describe_controller(controller)}
@@ -205,6 +211,11 @@ class Monitor:
     def metrics(self) -> pa.Table:
         """The numbers that the training logged so far: columns ``step``, ``name`` and ``value``, sorted by step."""
         return self.metric_log.table()
+
+    def diffusion(self) -> pa.Table:
+        """How far weights have turned over 1 to 1,024 steps: columns ``step``, ``param``, ``distance``, ``turned``."""
+        self.flush()
+        return self.diffusion_log.table()
 
     def log(self, numbers: Mapping[str, Any], *, step: int | None = None) -> None:
         """Take numbers of the training itself, such as its loss, for the present step or the one that is named."""
@@ -320,6 +331,7 @@ class Monitor:
                 f"got a damaged state ({error!r}); expected the result of monitor.state_dict()", argument="state"
             ) from error
         self.metric_log.load_state_dict(state.get("metrics", {}), taken=self.step)
+        self.diffusion_log.drop_from(self.step)
 
     def mark_weights(self) -> None:
         """Count every change of the weights before the next step as a change from outside.
@@ -415,6 +427,9 @@ class Monitor:
             self._history.append(columns)
             for sink in self._sinks:
                 self._try_sink(sink, lambda sink=sink, columns=columns: sink.append(columns))  # type: ignore[misc]
+        for hooks, builder in zip(self._hooks, self._builders, strict=True):
+            for comparison in hooks.memory.take_comparisons():
+                self.diffusion_log.add(comparison, builder.names)
 
     def _try_sink(self, sink: Sink, work: Callable[[], None]) -> None:
         try:

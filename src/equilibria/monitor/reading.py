@@ -36,7 +36,7 @@ from equilibria.tensors.parameters import Watched
 
 Array = NDArray[np.float64]
 
-PRODUCTS = 9  # inner products per row of a reading
+PRODUCTS = 11  # inner products per row of a reading
 _COMPARED = 64  # entries that are compared to see whether a weight is what it was
 _FEW_ROUNDINGS = 16  # in units of the type's eps: swapping weights by interpolation and back rounds them
 
@@ -56,8 +56,9 @@ class StepReading:
         combined: whether the products are ww, wg, gg, wv, gv, vv of weight, gradient and buffer, from which the update
             follows; otherwise they are ww, wg, gg, we, ee, 0 with the measured move e.
         copied: whether the tensor was copied before the step, for the comparison after it.
-        products: the inner products, (rows, 9): the six above and, where a prediction starts, <w, m>, <m, m> and the
-            sum of the second moments of the optimizer's state. NaN without a gradient.
+        products: the inner products, (rows, 11): the six above; where a prediction starts, <w, m>, <m, m> and the sum
+            of the second moments of the optimizer's state; <g, last move> and Adam's <g, g/sqrt(v)>, from a few
+            coordinates (`StepMemory`), NaN where they are unknown. NaN without a gradient.
         missing: whether the tensor has no gradient.
         late: whether the gradient is read after the step, together with the move.
         unread: whether the gradient could not be read: a closure computes it and the step may overwrite it.

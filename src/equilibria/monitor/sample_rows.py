@@ -28,7 +28,7 @@ from equilibria.records.tables import (
     SKIPPED,
 )
 from equilibria.tensors.parameters import Watched
-from equilibria.theory.rules import SGD, SGDW, Rule
+from equilibria.theory.rules import SGD, SGDW, AdamW, Rule
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -97,7 +97,7 @@ class SampleBuilder:
 
         Args:
             reading: the reading.
-            products: its inner products, (rows, 9), summed over all processes.
+            products: its inner products, (rows, 11), summed over all processes.
         """
         skipped = reading.found_inf is not None and bool(reading.found_inf)
         settings = {group: reading.settings[group].at(reading.count) for group in self._predictors}
@@ -117,6 +117,8 @@ class SampleBuilder:
             columns = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
             columns |= _measured_columns(measured, lr, missing=missing, unread=unread, skipped=skipped)
             columns |= _prediction_columns(prediction, steps_per_epoch=self._steps_per_epoch)
+            gain = self._update_gain(reading, measured, settings, turned)
+            columns |= _nullable({"pull": products[:, 9], "scaled_grad_sq": products[:, 10], "update_gain": gain})
             self._norm_after = measured.norm if skipped else np.sqrt(measured.norm_sq_after)
             self._speed = measured.moved / lr
         columns["step"] = np.full(len(self.names), reading.step, dtype=np.int64)
@@ -168,8 +170,8 @@ class SampleBuilder:
         """Divide the gradient in the products by the factor that a loss scaler left in it."""
         scale, combined = float(reading.grad_scale), self._per_row(reading.combined)  # type: ignore[arg-type]
         products = products.copy()
-        products[:, 1] /= scale
-        products[:, 2] /= scale * scale
+        products[:, [1, 9]] /= scale
+        products[:, [2, 10]] /= scale * scale
         products[combined, 4] /= scale
         return products
 
@@ -182,14 +184,14 @@ class SampleBuilder:
         products, combined = products.copy(), self._per_row(reading.combined).astype(bool)
         for group, run in reading.stands_for.items():
             rows, p, q = self._groups == group, run.scale, run.share
-            ww, wg, gg, x, y, z, wm, mm, second = products[rows].T
+            ww, wg, gg, x, y, z, wm, mm, second, pull, scaled = products[rows].T
             ww, gg = ww / p**2, gg * p**2
             kept = 1 - self._per_row(reading.combinations)[rows, 2]
             with_buffer = x + q * ww, p**2 * y + q * wg, p**2 * z + 2 * q * x + q * q * ww
             with_move = kept * x / p**2, kept**2 * y / p**2, z
             moved = (np.where(combined[rows], a, b) for a, b in zip(with_buffer, with_move, strict=True))
             start = wm + q * ww, p**2 * mm + 2 * q * wm + q * q * ww
-            products[rows] = np.stack([ww, wg, gg, *moved, *start, second], axis=1)
+            products[rows] = np.stack([ww, wg, gg, *moved, *start, second, pull, scaled], axis=1)
         return products
 
     def _measured(self, reading: StepReading, products: Array) -> MeasuredStep:
@@ -226,6 +228,17 @@ class SampleBuilder:
         for _, factors in reading.rescalings:
             scale *= self._per_row(factors)
         return scale
+
+    def _update_gain(
+        self, reading: StepReading, measured: MeasuredStep, settings: Mapping[int, Settings], turned: Flags
+    ) -> Array:
+        """kappa of AdamW from the measured update, which is lr m/sqrt(v); NaN for other rules."""
+        gain = np.full(len(self.names), np.nan)
+        for group, (lr, _, beta1, _) in settings.items():
+            if isinstance(reading.laws[group].rule, AdamW) and lr > 0:
+                rows = self._rows[group]
+                gain[rows] = measured.ee[rows] / (lr * lr * self._entries[rows]) * (1 + beta1) / (1 - beta1)
+        return np.where(turned | (gain == 0), np.nan, gain)
 
     # ---- predicted
 
@@ -321,6 +334,11 @@ def _prediction_columns(prediction: Prediction, *, steps_per_epoch: int | None) 
         "steps_to_settle": prediction.steps_to_settle,
         "epochs_to_settle": prediction.steps_to_settle / epoch,
     }
+    return _nullable(columns)
+
+
+def _nullable(columns: Mapping[str, Array]) -> dict[str, NDArray[Any]]:
+    """The columns with None in place of NaN."""
     nullable: dict[str, NDArray[Any]] = {name: values.astype(object) for name, values in columns.items()}
     for name, values in columns.items():
         nullable[name][np.isnan(values)] = None

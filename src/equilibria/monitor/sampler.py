@@ -69,6 +69,12 @@ class Sampler:
             self._owed, self._leader = set(range(self._optimizers)), optimizer
         return optimizer in self._owed
 
+    def expects(self, optimizer: int, *, count: int, step: int) -> bool:
+        """Whether the step after the present one will be sampled, unless its settings jump; arguments as `is_due`."""
+        if not self.automatic:
+            return (count + 1) % self.every == 0
+        return step + 1 >= self._next or optimizer in self._owed
+
     def wish(self, optimizer: int, step: int) -> float:
         """Steps until the next sample that this process's time budget asks for, after a sample of an optimizer."""
         self._owed.discard(optimizer)

@@ -28,7 +28,7 @@ from equilibria.records._manifest import RUN_FILE, Manifest, Session, find_manif
 from equilibria.records._metrics import in_one_line
 from equilibria.records._segment import Segment, SegmentReader, all_segments, segment_paths
 from equilibria.records._verification import Verification, holes, missing_rows, verify_run
-from equilibria.records.tables import FORMAT, FORMAT_KEY, METRICS, SAMPLES, SHARPNESS, TABLES, TableName
+from equilibria.records.tables import DIFFUSION, FORMAT, FORMAT_KEY, METRICS, SAMPLES, SHARPNESS, TABLES, TableName
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -112,6 +112,15 @@ class Record:
         """
         return self._rows.metrics
 
+    def diffusion(self) -> pa.Table:
+        """How far weights turned over 1, 2, 4, ..., 1,024 steps; empty if the run was recorded before format 1.4.
+
+        Returns:
+            Columns ``step``, ``param``, ``distance`` and ``turned`` = -ln cos of the angle between the weight before
+            ``step`` and the weight ``distance`` steps later, null from a right angle on.
+        """
+        return self._rows.diffusion
+
     def verify(self) -> Verification:
         """What is whole: rows, steps, damage and holes of every session and table, as of the moment of reading."""
         return verify_run(self.path, self.sessions, self._rows.segments, self._rows.file_notes)
@@ -189,16 +198,27 @@ class _Rows:
 
     @cached_property
     def metrics(self) -> pa.Table:
-        segments = self.segments.get(METRICS, {})
-        table = _concatenated([segment.table for segment in segments.values()], METRICS)
+        return in_one_line(*self._with_sessions(METRICS), resumed=self._resumed)
+
+    @cached_property
+    def diffusion(self) -> pa.Table:
+        return compared_in_one_line(*self._with_sessions(DIFFUSION), resumed=self._resumed)
+
+    def _with_sessions(self, table: TableName) -> tuple[pa.Table, NDArray[np.int64]]:
+        """All rows of a table, and the session of each."""
+        segments = self.segments.get(table, {})
         counts = [segment.table.num_rows for segment in segments.values()]
         sessions = np.repeat(np.array(list(segments), dtype=np.int64), counts)
-        resumed = {
+        return _concatenated([segment.table for segment in segments.values()], table), sessions
+
+    @property
+    def _resumed(self) -> dict[int, int]:
+        """By session, its first sampled step."""
+        return {
             number: int(segment.table["step"].to_numpy().min())
             for number, segment in self.segments.get(SAMPLES, {}).items()
             if segment.table.num_rows
         }
-        return in_one_line(table, sessions, resumed=resumed)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
@@ -288,6 +308,31 @@ def not_superseded(steps: NDArray[np.int64]) -> NDArray[np.bool_]:
         [True, True, False, True, True]
     """
     return np.asarray(steps == np.minimum.accumulate(steps[::-1])[::-1])
+
+
+def compared_in_one_line(table: pa.Table, sessions: NDArray[np.int64], *, resumed: Mapping[int, int]) -> pa.Table:
+    """The rows of a diffusion table whose comparison no later one supersedes.
+
+    A run that goes back to a step makes the comparisons from there on again: of each parameter those rows stay that no
+    later row of it, and no later session, comes before.
+
+    Args:
+        table: a diffusion table.
+        sessions: of every row, in ascending order.
+        resumed: by session, its first sampled step.
+    """
+    made = table["step"].to_numpy() + table["distance"].to_numpy()  # the step before which weights were compared
+    kept = np.ones(len(made), dtype=bool)
+    for session, first in resumed.items():
+        kept &= (sessions >= session) | (made < first)
+    codes = np.asarray(table["param"].unify_dictionaries().combine_chunks().indices.to_numpy())
+    order = np.argsort(codes, kind="stable")
+    ends = np.flatnonzero(np.append(np.diff(codes[order]) != 0, True)) + 1
+    for begin, end in zip([0, *ends[:-1]], ends, strict=True) if len(order) else ():
+        rows = order[begin:end]
+        later = np.minimum.accumulate(np.append(made[rows][1:], np.iinfo(np.int64).max)[::-1])[::-1]
+        kept[rows] &= made[rows] < later
+    return table.filter(pa.array(kept)).unify_dictionaries()
 
 
 def _known_names(what: str, names: Sequence[str], known: Sequence[str]) -> list[str]:

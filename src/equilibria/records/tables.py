@@ -1,8 +1,9 @@
 """The tables of a run: their columns with units, the words of their text columns, and the version of their format.
 
-A run has a sample table, one row per sampled step and parameter (or row of a parameter); if a sharpness tracker
-recorded into it, a sharpness table, one row per query; and if the training logged numbers of its own, such as the loss,
-a metrics table, one row per number. Null means not measured or no law; NaN means measured and not a number.
+A run has a sample table, one row per sampled step and parameter (or row of a parameter); a diffusion table, one row per
+parameter and pair of steps whose weights were compared; if a sharpness tracker recorded into it, a sharpness table, one
+row per query; and if the training logged numbers of its own, such as the loss, a metrics table, one row per number.
+Null means not measured or no law; NaN means measured and not a number.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import pyarrow as pa
 
 from equilibria.errors import EquilibriaError
 
-TableName = Literal["samples", "sharpness", "metrics"]
+TableName = Literal["samples", "sharpness", "metrics", "diffusion"]
 SAMPLES: Final = "samples"
 SHARPNESS: Final = "sharpness"
 METRICS: Final = "metrics"
+DIFFUSION: Final = "diffusion"
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 
@@ -28,7 +30,10 @@ def _schema(required: Mapping[str, pa.DataType], units: Mapping[str, str], text:
     steps = {b"unit": b"steps"}
     return pa.schema(
         [
-            *(pa.field(name, kind, False, steps if name == "step" else None) for name, kind in required.items()),
+            *(
+                pa.field(name, kind, False, steps if name in ("step", "distance") else None)
+                for name, kind in required.items()
+            ),
             *(pa.field(name, pa.float64(), metadata={"unit": unit}) for name, unit in units.items()),
             *(pa.field(name, _TEXT) for name in text),
         ]
@@ -56,6 +61,9 @@ _SAMPLE_UNITS = {  # "1" is a pure number, "w" the unit of the weights, "g" that
     "norm_predicted": "w",
     "steps_to_settle": "steps",
     "epochs_to_settle": "epochs",
+    "pull": "g w",  # <g, w - w of the step before>, from 1,024 coordinates; null under heavy-ball momentum: h~ has it
+    "scaled_grad_sq": "g",  # Adam only: <g, g/sqrt(v)>, from the same coordinates
+    "update_gain": "1",  # AdamW only: kappa = (1 + b1)/(1 - b1) mean((m/sqrt(v))^2), 1 for independent gradients
 }
 
 SAMPLE_FIELDS = _schema({"step": pa.int64(), "param": _TEXT}, _SAMPLE_UNITS, ("state", "note"))
@@ -140,6 +148,16 @@ METRIC_FIELDS = _schema({"step": pa.int64(), "name": _TEXT, "value": pa.float64(
 """Names and types of the columns of the metrics table: the numbers that a training logs itself, such as its loss."""
 
 
+# ---- diffusion
+
+DIFFUSION_FIELDS = _schema({"step": pa.int64(), "param": _TEXT, "distance": pa.int64()}, {"turned": "1"}, ())
+"""Names, types and units of the columns of the diffusion table: how far weights turn over many steps.
+
+``turned`` is -ln cos of the angle between the weight before ``step`` and the weight ``distance`` steps of its optimizer
+later, over at most 1,024 coordinates of the tensor (at least 64 of each row, if rows are watched), the same in every
+row of the table; null from a right angle on. Sharded tensors have no rows."""
+
+
 # ---- the files
 
 FORMAT = "1.4"
@@ -159,6 +177,7 @@ TABLES: dict[TableName, pa.Schema] = {
     SAMPLES: SAMPLE_SCHEMA,
     SHARPNESS: SHARPNESS_FIELDS.with_metadata({FORMAT_KEY: FORMAT}),
     METRICS: METRIC_FIELDS.with_metadata({FORMAT_KEY: FORMAT}),
+    DIFFUSION: DIFFUSION_FIELDS.with_metadata({FORMAT_KEY: FORMAT}),
 }
 """The tables that a run may have, by the name of their files. Columns that are not nullable are required."""
 

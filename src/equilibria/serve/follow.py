@@ -13,6 +13,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from equilibria.diagnosis import diagnose
@@ -22,10 +23,10 @@ from equilibria.findings import Finding, counted
 from equilibria.records._lock import is_writer_alive
 from equilibria.records._manifest import RUN_FILE, Manifest, find_manifest
 from equilibria.records._metrics import KeptMetrics
-from equilibria.records._reader import RecordTail, not_superseded
+from equilibria.records._reader import RecordTail, compared_in_one_line, not_superseded
 from equilibria.records._segment import segment_paths
 from equilibria.records._thinning import ThinnedSamples
-from equilibria.records.tables import METRICS, SHARPNESS, TABLES
+from equilibria.records.tables import DIFFUSION, METRICS, SHARPNESS, TABLES
 from equilibria.views.run.page import report_page
 from equilibria.views.words import sentence_case
 
@@ -35,6 +36,7 @@ UNREADABLE = (DAMAGED, DELETED)
 _ROWS_AT_ONCE = 50_000
 _STRETCHES = 150  # of a line: the page draws it again every few seconds, also on a phone
 _MOST_QUERIES = 50_000  # of a sharpness tracker; each of them took several passes over the network
+_MOST_COMPARISONS = 200_000  # rows of the diffusion table
 _SHARE, _LEAST_SECONDS = 0.1, 1.0  # the part of one core that new views of a run may take; seconds between two views
 
 
@@ -149,10 +151,19 @@ class FollowedRun:
 
     def metrics(self) -> pa.Table:
         """The numbers that the training logged, sorted by step; beyond a million, part of them."""
+        return self._metrics.table(resumed=self._resumed())
+
+    def _diffusion(self) -> pa.Table:
+        sessions = np.repeat([session for session, _ in self._compared], [len(batch) for _, batch in self._compared])
+        batches = pa.Table.from_batches([batch for _, batch in self._compared], TABLES[DIFFUSION].remove_metadata())
+        return compared_in_one_line(batches, sessions.astype(np.int64), resumed=self._resumed())
+
+    def _resumed(self) -> dict[int, int]:
+        """By session that went back, the step that it went back to."""
         resumed: dict[int, int] = {}
         for back in self._samples.rollbacks:
             resumed[back.session] = min(back.step, resumed.get(back.session, back.step))
-        return self._metrics.table(resumed=resumed)
+        return resumed
 
     def snapshot(self) -> RunSnapshot:
         """Samples and metadata of this moment, for another thread."""
@@ -167,6 +178,7 @@ class FollowedRun:
         self._samples = ThinnedSamples()
         self._metrics = KeptMetrics()
         self._queries: list[pa.RecordBatch] = []
+        self._compared: list[tuple[int, pa.RecordBatch]] = []  # of the diffusion table, with their sessions
         self._failure = ""
         self._reading_seconds = 0.0  # since the last view
         self.view = None
@@ -276,6 +288,7 @@ class FollowedRun:
         self._take_batches()
         if not self._samples.is_exact:  # again from the start, now that the superseded rows are known
             self._tail, self._queries, self._metrics = RecordTail(self._directory), [], KeptMetrics()
+            self._compared = []
             self._samples = ThinnedSamples(rollbacks=self._samples.rollbacks)
             self._take_batches()
 
@@ -288,6 +301,9 @@ class FollowedRun:
                 continue
             if appended.table == METRICS:
                 self._metrics.add_batch(appended.batch, session=appended.session)
+                continue
+            if appended.table == DIFFUSION:
+                self._take_comparisons(appended.session, appended.batch)
                 continue
             if batches and (rows >= _ROWS_AT_ONCE or appended.session != session):
                 self._samples.add(batches, session=session)
@@ -302,6 +318,12 @@ class FollowedRun:
         self._queries.append(batch)
         if sum(queries.num_rows for queries in self._queries) > 2 * _MOST_QUERIES:
             self._queries = self._sharpness().combine_chunks().to_batches()
+
+    def _take_comparisons(self, session: int, batch: pa.RecordBatch) -> None:
+        self._compared.append((session, batch.replace_schema_metadata(None)))
+        rows = sum(len(batch) for _, batch in self._compared)
+        while rows > _MOST_COMPARISONS and len(self._compared) > 1:
+            rows -= len(self._compared.pop(0)[1])
 
     def _sharpness(self) -> pa.Table:
         empty = TABLES[SHARPNESS].empty_table()
@@ -334,6 +356,7 @@ class FollowedRun:
             findings=(*findings, *about_sharpness),
             sharpness=sharpness if sharpness.num_rows else None,
             metrics=metrics,
+            diffusion=self._diffusion(),
             drawn=self.chart_table(),
             sampled=(counts.steps, counts.rows),
             stretches=_STRETCHES,

@@ -242,6 +242,31 @@ def mean_gradient_share_with_momentum(unit_grad_ratio: float, *, momentum: float
     return (1 - within("unit_grad_ratio", unit_grad_ratio, low=0)) * (1 + gamma) / (2 * gamma)
 
 
+@law(
+    "smd",
+    "§4",
+    derived="the two laws above in terms of the last move e: E<g, e> = -a E<g, v>, m = (1+gamma) E<g, e> / (a E|g|^2)",
+)
+def mean_gradient_share_from_pull(pull: float, own_step: float, *, momentum: float = 0.0) -> float:
+    """The mean gradient's share of E|g|^2, from how far gradients pull the last move back; stationary loss.
+
+    ``m = (1 + gamma) E<g, e> / (a E|g|^2)`` where e is the last move and a the factor with which a gradient enters its
+    own step: lr for SGD (at momentum 0 this is `mean_gradient_share`), (1 - beta1) lr for Adam. Adam is SGD with
+    momentum in coordinates scaled by v^(1/4), so there E|g|^2 and the share are those of g/v^(1/4).
+
+    Args:
+        pull: E<g, e>.
+        own_step: a E|g|^2, or a E<g, g/sqrt(v)> under Adam.
+        momentum: gamma, or beta1.
+
+    Example:
+        >>> mean_gradient_share_from_pull(0.013, 0.1), mean_gradient_share(-0.13)
+        (0.13, 0.13)
+    """
+    gamma = within("momentum", momentum, low=0, below=1)
+    return (1 + gamma) * float(pull) / within("own_step", own_step, above=0)
+
+
 @law("smd", "§6", derived="E|g|^2 = |E g|^2 + noise/B: the batch size at which both parts are equal")
 def gradient_noise_scale(batch_size: float, mean_share: float) -> float:
     """Batch size at which mean and noise of a gradient are equally large: B (1 - m) / m.

@@ -9,7 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from equilibria._display import Printable
-from equilibria.diagnosis import diagnose, summarise_and_diagnose
+from equilibria.diagnosis import summarise_and_diagnose
+from equilibria.diagnosis.noise import GradientNoise, gradient_noise
 from equilibria.diagnosis.sharpness import sharpness_findings
 from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding
@@ -59,7 +60,13 @@ class RecordedRun(Record):
     def findings(self) -> tuple[Finding, ...]:
         """What the samples mean, most serious first."""
         about_sharpness = sharpness_findings(self.sharpness(), metadata=self.metadata)
-        return (*diagnose(self.samples(), metadata=self.metadata, metrics=self.metrics()), *about_sharpness)
+        return (*self._diagnosed(self.samples())[1], *about_sharpness)
+
+    def noise(self) -> GradientNoise:
+        """Gradient noise scale, curvature along the step and D(n), of every layer and of the network; prints itself."""
+        return gradient_noise(
+            self.samples(), metadata=self.metadata, metrics=self.metrics(), diffusion=self.diffusion()
+        )
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
         """Write everything as one HTML page that needs no network.
@@ -77,6 +84,7 @@ class RecordedRun(Record):
             notes=self.notes,
             sharpness=self.sharpness(),
             metrics=self.metrics(),
+            diffusion=self.diffusion(),
         )
 
 
@@ -87,8 +95,8 @@ def read_run(path: str | Path) -> RecordedRun:
         path: the ``log_dir`` of `equilibria.watch`.
 
     Returns:
-        The run: ``table()``, ``findings()``, ``samples()``, ``metrics()``, ``report(path)``, ``to_pandas()``,
-        ``to_parquet(path)``.
+        The run: ``table()``, ``findings()``, ``noise()``, ``samples()``, ``metrics()``, ``diffusion()``,
+        ``report(path)``, ``to_pandas()``, ``to_parquet(path)``.
 
     Raises:
         EquilibriaError: if there is no run at ``path``, or a newer version of equilibria wrote it.

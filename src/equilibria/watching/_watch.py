@@ -22,13 +22,14 @@ from equilibria.monitor.monitor import Granularity, Monitor, Sink
 from equilibria.optimizers.budget import Every
 from equilibria.records import read_record
 from equilibria.records._at_exit import close_at_exit, forget
-from equilibria.records.tables import METRICS, STATES
+from equilibria.records.tables import DIFFUSION, METRICS, STATES
 from equilibria.tensors.invariance import Invariant
 from equilibria.tensors.parameters import Select
 from equilibria.watching._alerts import FindingAlerts, OnFinding, checked
 from equilibria.watching._recording import Recording, is_first_process
 
 if TYPE_CHECKING:
+    from equilibria.diagnosis.noise import GradientNoise
     from equilibria.diagnosis.summary import LayerSummary
     from equilibria.watching._tracker import SharpnessTracker
 
@@ -44,6 +45,7 @@ def watch(
     select: Select | None = None,
     granularity: Granularity = "tensor",
     steps_per_epoch: int | None = None,
+    batch_size: int | None = None,
     invariant: Invariant | None = None,
     sinks: Iterable[Sink] = (),
     on_finding: OnFinding | None = None,
@@ -60,7 +62,8 @@ def watch(
         select: names, patterns such as ``"layer1.*"``, or a function of name and tensor; by default all tensors with
             at least two axes.
         granularity: "tensor", or "row" for one sample per row (output channel).
-        steps_per_epoch: converts steps to settle into epochs.
+        steps_per_epoch: converts steps to settle into epochs, and shows whether successive batches are independent.
+        batch_size: examples in a batch, all processes together: converts gradient noise scales into examples.
         invariant: the scale-invariant weights: names, tensors, or the result of `equilibria.symmetries`, which also
             labels every layer with how it is invariant. Only these weights get predictions. Without it the mean
             cosine of weight and gradient decides, once, which weights look scale-invariant.
@@ -69,8 +72,8 @@ def watch(
             of finding with other numbers is not new. An error in it becomes a warning.
 
     Returns:
-        The run: ``log(loss=...)``, ``table()``, ``findings()``, ``samples()``, ``report(path)``, ``close()``. It need
-        not be kept: the optimizer's hooks keep the measurement alive.
+        The run: ``log(loss=...)``, ``table()``, ``findings()``, ``noise()``, ``samples()``, ``diffusion()``,
+        ``report(path)``, ``close()``. It need not be kept: the optimizer's hooks keep the measurement alive.
 
     Raises:
         EquilibriaError: if an argument is not what is described here, or ``log_dir`` cannot be written.
@@ -101,6 +104,7 @@ def watch(
         select=select,
         granularity=granularity,
         steps_per_epoch=steps_per_epoch,
+        batch_size=batch_size,
         invariant=invariant,
         sinks=sinks,
     )
@@ -114,6 +118,7 @@ def watch(
         # Those that are made after this call are not yet in the metadata at the beginning.
         recording.add_final_metadata(lambda: {"controllers": monitor.metadata["controllers"]})
         monitor.add_sink(recording)
+        monitor.diffusion_log.record(partial(recording.append, table=DIFFUSION))
         _record_metrics(monitor, recording)
     close_at_exit(monitor)
     return WatchedRun(monitor, recording, on_finding=call)
@@ -147,7 +152,7 @@ class WatchedRun:
         self._monitor, self._recording = monitor, recording
         self._tracker: SharpnessTracker | None = None
         self._resumed_at: int | None = None  # steps before the loaded checkpoint; None once they are read
-        self._before: tuple[pa.Table | None, pa.Table | None] = (None, None)
+        self._before: tuple[pa.Table | None, pa.Table | None, pa.Table | None] = (None, None, None)
         self._alerts: FindingAlerts | None = None
         if on_finding is not None and is_first_process():
             self._alerts = FindingAlerts(on_finding, self.findings)
@@ -228,14 +233,36 @@ class WatchedRun:
         """
         return _joined(self._earlier()[1], self._monitor.metrics())
 
-    def _earlier(self) -> tuple[pa.Table | None, pa.Table | None]:
-        """Samples and metrics of the record from before the checkpoint that was loaded; read when first needed."""
+    def diffusion(self) -> pa.Table:
+        """How far every weight turned over 1, 2, 4, ..., 1,024 steps, from at most 1,024 of its coordinates.
+
+        Sharded weights are left out. A run that was resumed from a checkpoint and appends to its record includes the
+        rows from before.
+
+        Returns:
+            Columns ``step``, ``param``, ``distance`` and ``turned`` = -ln cos of the angle between the weight before
+            ``step`` and the weight ``distance`` steps later, null from a right angle on.
+        """
+        return _joined(self._earlier()[2], self._monitor.diffusion())
+
+    def noise(self) -> GradientNoise:
+        """Gradient noise scale, curvature along the step and D(n), of every layer and of the network; prints itself."""
+        from equilibria.diagnosis.noise import gradient_noise
+
+        return gradient_noise(
+            self.samples(), metadata=self.metadata, metrics=self.metrics(), diffusion=self.diffusion()
+        )
+
+    def _earlier(self) -> tuple[pa.Table | None, pa.Table | None, pa.Table | None]:
+        """Samples, metrics and D(n) of the record from before the checkpoint that was loaded; read when needed."""
         if self._resumed_at is not None and self._recording is not None and self._recording.resumes:
             end, self._resumed_at = self._resumed_at, None
             try:
                 record = read_record(self._recording.directory)
-                tables = record.samples(), record.metrics()
-                self._before = tables[0].filter(pc.field("step") < end), tables[1].filter(pc.field("step") < end)
+                before = pc.field("step") < end
+                compared = pc.field("step") + pc.field("distance") < end
+                tables = record.samples().filter(before), record.metrics().filter(before)
+                self._before = *tables, record.diffusion().filter(compared)
             except EquilibriaError as error:  # a record that cannot be read: what this session measured is there
                 warn_in_training(f"the samples from before step {end:,} are not shown: {error}", WatchWarning)
         return self._before
@@ -304,7 +331,7 @@ class WatchedRun:
             EquilibriaError: if it is not the state of a monitor, or that of other weights.
         """
         self._monitor.load_state_dict(state)
-        self._resumed_at, self._before = self._monitor.step, (None, None)
+        self._resumed_at, self._before = self._monitor.step, (None, None, None)
         if self._recording is not None:
             self._recording.resume_from(state.get(_RECORD, {}))
         if self._alerts is not None:
@@ -381,6 +408,7 @@ class WatchedRun:
             findings=findings,
             sharpness=queries,
             metrics=self.metrics(),
+            diffusion=self.diffusion(),
         )
 
     def live(self) -> AbstractContextManager[None]:

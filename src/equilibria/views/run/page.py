@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from equilibria.diagnosis import summarise_and_diagnose
+from equilibria.diagnosis.noise import gradient_noise
 from equilibria.diagnosis.sharpness import sharpness_findings
 from equilibria.diagnosis.summary import LayerSummary, summarise
 from equilibria.findings import Finding, percent
@@ -18,6 +19,7 @@ from equilibria.views.run.curves import MOST_LAYERS, MOST_STRETCHES, curves
 from equilibria.views.run.headline import TOLERANCE, most_telling_first, no_findings, run_details, run_headline
 from equilibria.views.run.layer_table import layer_table
 from equilibria.views.run.metrics import left_out
+from equilibria.views.run.noise import noise_section
 from equilibria.views.run.sharpness import sharpness_curves, sharpness_section, sharpness_settings
 from equilibria.views.words import full_stop, sentence_case, settings_list, text
 
@@ -35,6 +37,7 @@ def write_report(
     findings: Sequence[Finding] | None = None,
     sharpness: pa.Table | None = None,
     metrics: pa.Table | None = None,
+    diffusion: pa.Table | None = None,
 ) -> Path:
     """Write a run as one offline HTML page, which appears complete or not at all.
 
@@ -47,6 +50,7 @@ def write_report(
         findings: about the run; those of the samples and queries without it.
         sharpness: the table of a sharpness tracker, if there was one.
         metrics: the numbers that the training logged, if it did.
+        diffusion: the diffusion table: how far weights turned over many steps.
 
     Returns:
         The path.
@@ -63,6 +67,7 @@ def write_report(
         findings=findings,
         sharpness=sharpness,
         metrics=metrics,
+        diffusion=diffusion,
     )
     return page.write(path)
 
@@ -76,6 +81,7 @@ def report_page(
     findings: Sequence[Finding] | None = None,
     sharpness: pa.Table | None = None,
     metrics: pa.Table | None = None,
+    diffusion: pa.Table | None = None,
     drawn: pa.Table | None = None,
     sampled: tuple[int, int] | None = None,
     stretches: int = MOST_STRETCHES,
@@ -90,6 +96,7 @@ def report_page(
         findings: as for `write_report`.
         sharpness: as for `write_report`.
         metrics: as for `write_report`.
+        diffusion: as for `write_report`.
         drawn: the table behind the curves, see `curves`; the samples without it.
         sampled: the number of all sampled steps and samples; those of ``samples`` without it.
         stretches: of a line, see `curves`.
@@ -132,6 +139,7 @@ def report_page(
         "metrics_left_out": "" if metrics is None else text(left_out(metrics)),
         "angle_label": text(f"Chart of measured and predicted angle per step of every layer. {headline}"),
         "sharpness": "" if queries is None else sharpness_section(queries, metadata=metadata),
+        "noise": noise_section(gradient_noise(samples, metadata=metadata, metrics=metrics, diffusion=diffusion)),
         "layers": "" if queries is not None and not layers else layer_table(layers, curves=names[:MOST_LAYERS]),
         "without_layers": " hidden" if queries is not None and not layers else "",
     }

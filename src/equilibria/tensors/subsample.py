@@ -1,0 +1,183 @@
+"""A few fixed coordinates of many tensors: cheap to keep from step to step, and enough for cosines and averages.
+
+A whole tensor is represented by 1,024 coordinates drawn once at random, seeded by its name, or by all of them if it has
+no more. Of a tensor that is watched row by row the same columns are read in every row, at least 64. Numbers formed from
+k of d coordinates scatter by about sqrt(2/k) around those of the whole tensor: 4 % at 1,024.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equilibria.tensors.layout import PLAIN, as_real, is_sharded, local
+from equilibria.tensors.parameters import Watched
+
+Vector: TypeAlias = NDArray[np.float64] | Tensor
+"""Numbers in main memory as an array, on a device as a tensor."""
+
+_PER_TENSOR, _PER_ROW = 1024, 64
+_NUMPY = (torch.float32, torch.float64, torch.float16)  # types that numpy reads in place
+
+
+class Subsample:
+    """Fixed coordinates of several tensors, read into one vector.
+
+    In main memory weights are read through views that numpy keeps, without an operation of torch.
+
+    Args:
+        watched: the tensors; sharded, sparse and empty ones are left out.
+
+    Attributes:
+        tensors: the included tensors, by their index in ``watched``.
+        rows: for every included unit (a tensor or one of its rows) its place among the units of all of ``watched``.
+        scale: for every included unit its entries over those that are read: turns a sum into an estimate of the whole.
+    """
+
+    def __init__(self, watched: Sequence[Watched]) -> None:
+        self._params = [layer.param for layer in watched]
+        self.tensors = [index for index, param in enumerate(self._params) if _is_readable(param)]
+        begins = np.cumsum([0, *(layer.units for layer in watched)])
+        self._entries = {index: _Entries(watched[index]) for index in self.tensors}
+        elsewhere = [self._params[index].device for index in self.tensors if not self._params[index].is_cpu]
+        self._device = elsewhere[0] if elsewhere else torch.device("cpu")
+        self._by_numpy = not elsewhere
+        units = [self._entries[index].units for index in self.tensors]
+        counts = [self._entries[index].count for index in self.tensors]
+        self.rows = np.concatenate(
+            [np.arange(0), *(begins[i] + np.arange(u) for i, u in zip(self.tensors, units, strict=True))]
+        )
+        per_unit = np.repeat(np.array(counts, dtype=np.int64), units)
+        self.scale = np.repeat([float(watched[index].entries) for index in self.tensors], units) / per_unit
+        self._starts = np.cumsum(per_unit) - per_unit
+        self._units = np.repeat(np.arange(len(per_unit)), per_unit)
+        edges = np.cumsum([0, *(unit * count for unit, count in zip(units, counts, strict=True))]).tolist()
+        self._slices = {index: slice(*edges[place : place + 2]) for place, index in enumerate(self.tensors)}
+        self._size = edges[-1]
+
+    def slice_of(self, tensor: int) -> slice:
+        """The part of a vector that holds the coordinates of a tensor."""
+        return self._slices[tensor]
+
+    def weights(self) -> Vector:
+        """The present weights."""
+        out: Vector = self._empty()
+        for index, where in self._slices.items():
+            param, entries = self._params[index], self._entries[index]
+            if isinstance(out, np.ndarray) and entries.reads_in_place(param):
+                out[where] = entries.in_place(param)
+            else:
+                out[where] = _like(out, entries.of(param))
+        return out
+
+    def of(self, tensors: Sequence[Tensor | None]) -> Vector:
+        """The same coordinates of other tensors of the same shapes, one for each of ``watched``; NaN where None."""
+        out: Vector = self._empty()
+        for index, where in self._slices.items():
+            tensor = tensors[index]
+            out[where] = math.nan if tensor is None else _like(out, self._entries[index].of(tensor))
+        return out
+
+    def sums(self, values: Vector) -> Vector:
+        """The sum over the coordinates of every unit."""
+        if isinstance(values, np.ndarray):
+            return np.asarray(np.add.reduceat(values, self._starts)) if len(values) else values
+        units = torch.as_tensor(self._units, device=values.device)
+        return values.new_zeros(len(self.rows)).index_add_(0, units, values)
+
+    def restored(self, saved: Tensor) -> Vector:
+        """A vector from a checkpoint; NaN if it holds other coordinates."""
+        out: Vector = self._empty()
+        out[:] = _like(out, saved) if saved.shape == (self._size,) else math.nan
+        return out
+
+    def _empty(self) -> Any:
+        if self._by_numpy:
+            return np.empty(self._size)
+        kind = torch.float32 if self._device.type == "mps" else torch.float64
+        return torch.empty(self._size, dtype=kind, device=self._device)
+
+
+class _Entries:
+    """The coordinates of one tensor.
+
+    Attributes:
+        units: rows, 1 for a whole tensor.
+        count: coordinates of each.
+    """
+
+    def __init__(self, layer: Watched) -> None:
+        shape = as_real(layer.param.detach()).shape
+        draw = np.random.default_rng([zlib.crc32(layer.name.encode()), layer.param.numel()])
+        self.units = layer.units
+        entries = math.prod(shape) // self.units
+        self.count = min(entries, _PER_TENSOR if layer.axis is None else max(_PER_ROW, _PER_TENSOR // self.units))
+        columns = (
+            np.sort(draw.choice(entries, self.count, replace=False)) if self.count < entries else np.arange(entries)
+        )
+        if layer.axis is None:
+            self._coordinates = np.unravel_index(columns, shape) if shape else ()
+        else:
+            others = np.unravel_index(columns, [*shape[: layer.axis], *shape[layer.axis + 1 :]])
+            row = np.repeat(np.arange(self.units), self.count)
+            inside = [np.tile(axis, self.units) for axis in others]
+            self._coordinates = (*inside[: layer.axis], row, *inside[layer.axis :])
+        self._offsets: dict[tuple[int, ...], NDArray[np.int64]] = {}
+        self._on_device: tuple[tuple[int, ...], Tensor] | None = None
+        self._view: NDArray[Any] | None = None
+        self._address = -1
+
+    def reads_in_place(self, param: Tensor) -> bool:
+        """Whether numpy can keep a view of this weight's memory."""
+        return type(param) in PLAIN and param.dtype in _NUMPY and not param.is_neg()
+
+    def in_place(self, param: Tensor) -> NDArray[Any]:
+        """The coordinates of a weight in main memory, without an operation of torch unless the weight has moved."""
+        if self._address != param.data_ptr() or self._view is None:
+            self._view, self._address = _memory(param.detach()).numpy(), param.data_ptr()
+            self._places = self._offsets_of(param)
+        return self._view.take(self._places)
+
+    def of(self, tensor: Tensor) -> Tensor | NDArray[Any]:
+        """The coordinates of any tensor of this shape."""
+        if (
+            type(tensor) in PLAIN and tensor.is_cpu and tensor.dtype in _NUMPY and tensor.is_contiguous()
+        ):  # the fast case
+            return tensor.detach().resolve_neg().numpy().reshape(-1).take(self._offsets_of(tensor))
+        own = local(tensor)
+        if own.is_cpu and own.dtype in _NUMPY:
+            return _memory(own).numpy().take(self._offsets_of(own))
+        if self._on_device is None or self._on_device[0] != own.stride() or self._on_device[1].device != own.device:
+            self._on_device = own.stride(), torch.as_tensor(self._offsets_of(own), device=own.device)
+        return _memory(own).index_select(0, self._on_device[1])
+
+    def _offsets_of(self, tensor: Tensor) -> NDArray[np.int64]:
+        strides = tensor.stride()
+        if strides not in self._offsets:
+            pairs = zip(self._coordinates, strides, strict=True)
+            self._offsets[strides] = sum((axis * stride for axis, stride in pairs), np.zeros(1, dtype=np.int64))
+        return self._offsets[strides]
+
+
+def _is_readable(param: Tensor) -> bool:
+    return not is_sharded(param) and param.layout == torch.strided and param.numel() > 0
+
+
+def _memory(tensor: Tensor) -> Tensor:
+    """The memory of a tensor from its first element to its last, as a vector."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((extent,), (1,))
+
+
+def _like(out: Vector, values: Tensor | NDArray[Any]) -> Any:
+    """Values that can be assigned to a part of a vector."""
+    if isinstance(out, np.ndarray):
+        return values if isinstance(values, np.ndarray) else values.double().cpu().numpy()
+    return torch.as_tensor(values, dtype=out.dtype, device=out.device)
