@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
-from equilibria.records.tables import NO_GRADIENT, NOT_FINITE, NOTES, NUMBERS, SAMPLE_FIELDS, SKIPPED, STATES
+from equilibria.records.tables import NO_GRADIENT, NOT_FINITE, NOTES, NUMBERS, SAMPLE_FIELDS, SKIPPED, WORDS
 
 Array = NDArray[Any]
 
@@ -20,7 +20,7 @@ _NO_STEP = [NOTES.index(word) for word in (SKIPPED, NOT_FINITE, NO_GRADIENT)]
 _JUMP = 0.1  # relative change of a setting between two samples that ends a window
 _ALIKE = 2  # factor between a setting and its last value up to which a sample counts as taken at the present settings
 _HUGE = 1e50  # above it, and below its inverse, squares and ratios of ratios leave the range of float64
-_SIGNED = ("cosine", "momentum_unit_grad_sq", "pull")
+_SIGNED = ("cosine", "momentum_unit_grad_sq", "pull", "alignment", "gain")
 _MAY_VANISH = ("grad_norm", "update_norm")
 
 
@@ -31,8 +31,8 @@ class Series:
     Attributes:
         names: the parameters, in the order of the metadata.
         first: first row of each parameter, and the number of rows as one more entry.
-        columns: ``step`` and the numbers, NaN where null; ``state`` and ``note`` as positions in STATES and NOTES,
-            -1 where null.
+        columns: ``step`` and the numbers, NaN where null; ``state``, ``note`` and ``law`` as positions in WORDS, -1 where
+            null.
     """
 
     names: tuple[str, ...]
@@ -174,8 +174,7 @@ def by_parameter(samples: pa.Table, *, metadata: Mapping[str, Any]) -> Series:
     rows = np.lexsort((step, rank[codes]))
     columns = {name: _plausible(name, samples[name].to_numpy()[rows]) for name in NUMBERS}
     columns["step"] = step[rows]
-    columns["state"] = _positions(samples["state"], STATES)[rows]
-    columns["note"] = _positions(samples["note"], NOTES)[rows]
+    columns |= {name: _positions(samples[name], words)[rows] for name, words in WORDS.items()}
     first = np.concatenate([[0], np.cumsum(counts[order])]).astype(np.int64)
     return Series(tuple(words[code] for code in order), first, columns)
 
