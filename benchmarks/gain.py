@@ -74,7 +74,10 @@ def data(name: str, seed: int) -> Any:
         from sklearn.datasets import load_digits
 
         images, digits = load_digits(return_X_y=True)
-        inputs, labels = torch.tensor((images - images.mean()) / images.std(), dtype=torch.float32), torch.tensor(digits)
+        inputs, labels = (
+            torch.tensor((images - images.mean()) / images.std(), dtype=torch.float32),
+            torch.tensor(digits),
+        )
         wrong = torch.rand(len(labels), generator=draw) < (0.3 if name == "patches-noisy" else 0.0)
         labels = torch.where(wrong, torch.randint(10, (len(labels),), generator=draw), labels)
 
@@ -97,7 +100,9 @@ def data(name: str, seed: int) -> Any:
 def train(name: str, seed: int) -> Any:
     """Trains one network and returns what `watch` saw."""
     torch.manual_seed(seed)
-    model: nn.Module = Patches() if name.startswith("patches") else GPT(256, context=CONTEXT, qk_norm=name == "gpt-qk-norm")
+    model: nn.Module = (
+        Patches() if name.startswith("patches") else GPT(256, context=CONTEXT, qk_norm=name == "gpt-qk-norm")
+    )
     if name == "gpt-tied":
         model.head.weight = model.embedding.weight  # type: ignore[union-attr]
     decay, weights = DECAYS[name], dict(model.named_parameters())

@@ -36,7 +36,7 @@ def assert_rows(table: pa.Table, steps: Iterable[int], params: tuple[str, ...] =
     for name in ("step", *FLOATS):
         assert table[name].null_count == 0, name
         np.testing.assert_array_equal(table[name].to_numpy(), expected[name], err_msg=name)
-    for name in ("param", "state", "note"):
+    for name in ("param", "state", "note", "law"):
         assert table[name].to_pylist() == expected[name], name
 
 

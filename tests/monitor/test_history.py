@@ -19,7 +19,7 @@ def rows(step: int, names=("a", "b"), value: float = 0.5) -> dict[str, object]:
     columns["step"] = np.full(len(names), step, dtype=np.int64)
     columns["param"] = list(names)
     columns["state"] = ["settled"] * len(names)
-    columns["note"] = [None] * len(names)
+    columns["note"] = columns["law"] = [None] * len(names)
     return columns
 
 
@@ -130,7 +130,7 @@ names, layers = tuple(f"layer{k}.conv.weight" for k in range(20)), 20
 def fill(history, steps):
     for step in range(steps):
         columns = {name: np.full(layers, 0.5 + step) for name in NUMBERS}
-        text = {"param": names, "state": ("settling",) * layers, "note": (None,) * layers}
+        text = {"param": names, "state": ("settling",) * layers, "note": (None,) * layers, "law": (None,) * layers}
         history.append({"step": np.full(layers, step, dtype=np.int64), **columns, **text})
         if step % 500 == 0:
             yield used()

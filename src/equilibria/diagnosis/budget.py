@@ -9,7 +9,6 @@ The constants below are those of the growth gain that the monitor measures (`equ
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -88,13 +87,13 @@ def _budgets(run: SampledRun, series: Series, *, stretches: int) -> list[list[La
     for position, rule in enumerate(run.rules):
         rows = series.of(position)
         own = decay[series.first[position] : series.first[position + 1]]
-        budgets.append([] if rule is None else _of_layer(rule, rows["step"], rows["norm"], rows["angle"], own, stretches))
+        budgets.append(
+            [] if rule is None else _of_layer(rule, rows["step"], rows["norm"], rows["angle"], own, stretches)
+        )
     return budgets
 
 
-def _of_layer(
-    rule: Rule, step: Array, norm: Array, angle: Array, decay: Array, stretches: int
-) -> list[LayerBudget]:
+def _of_layer(rule: Rule, step: Array, norm: Array, angle: Array, decay: Array, stretches: int) -> list[LayerBudget]:
     known = np.isfinite(norm) & np.isfinite(angle) & np.isfinite(decay)
     step, log_norm_sq, turned, decay = step[known], 2 * np.log(norm[known]), angle[known] ** 2, decay[known]
     if len(step) < 2:
@@ -144,9 +143,3 @@ def missing_gain(shape: Sequence[int] | None, *, samples: int, steps: int) -> tu
             what = f"{count} more {noun}{'s' if count > 1 else ''} for a growth gain"
             return f"{{}} needs {what}", f"{{}} need {what}"
     return "the samples of {} hold no growth gain", "the samples of {} hold no growth gain"
-
-
-def largest_change(budgets: Sequence[LayerBudget | None]) -> int | None:
-    """The place of the layer whose norm changes fastest, None if no budget is known."""
-    known = [(abs(budget.growth), place) for place, budget in enumerate(budgets) if budget and math.isfinite(budget.growth)]
-    return max(known)[1] if known else None

@@ -31,8 +31,7 @@ class Series:
     Attributes:
         names: the parameters, in the order of the metadata.
         first: first row of each parameter, and the number of rows as one more entry.
-        columns: ``step`` and the numbers, NaN where null; ``state``, ``note`` and ``law`` as positions in WORDS, -1 where
-            null.
+        columns: ``step`` and the numbers, NaN where null; text as positions in its list of WORDS, -1 where null.
     """
 
     names: tuple[str, ...]

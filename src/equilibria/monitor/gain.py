@@ -7,7 +7,7 @@ Gain. Between two samples the norm, the settings of every step and the angles at
 lr, so the angles of the steps between follow. Eight batches of such stretches give G with its standard error. They span
 the last 6 % of the steps so far, and each at least 10 steps and 3 samples.
 
-Prediction. A step turns by ``angle = lr u / ||w||^p``, p = 1 where the length of updates does not depend on the gradient
+Prediction. A step turns by ``angle = lr u / ||w||^p``, p = 1 for updates whose length does not depend on the gradient's
 (Adam, Lion, Muon) and p = 2 for SGD, with u the mean over the last samples. Then ``||w||^(2p)`` obeys a linear
 recursion, which starts at the measured norm when G is known, when somebody else changed the weight, and whenever eight
 new batches have replaced those that G came from: G is that of the steps before, and its errors would add up for ever.

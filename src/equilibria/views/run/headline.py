@@ -20,7 +20,7 @@ from equilibria.diagnosis.siblings import (
     siblings,
 )
 from equilibria.diagnosis.summary import LEAST_WINDOW, LayerSummary
-from equilibria.findings import counted, joined, percent, rounded
+from equilibria.findings import counted, joined, percent, plain, rounded
 from equilibria.records.tables import DISTURBED, NO_EQUILIBRIUM, SETTLED, SETTLING
 
 TOLERANCE = 0.05
@@ -30,11 +30,8 @@ STATE_MARKS = {SETTLED: "✓", SETTLING: "→", DISTURBED: "!", NO_EQUILIBRIUM: 
 """A sign for every state, for readers who do not see its colour."""
 
 _REASONS = 3  # why there is no prediction, at most
+_SHORT = 1 / 3  # of the steps so far: norms that settle sooner follow lr x wd
 _ONE_NUMBER = 1.25  # kinds of layers whose angles are within this factor of each other share one number
-_WHERE_PREDICTED = (
-    "Predictions are for weights that a normalisation follows, such as BatchNorm or QK-norm; equilibria.symmetries "
-    "finds them."
-)
 
 
 def worst_first(layers: Sequence[LayerSummary]) -> list[LayerSummary]:
@@ -60,12 +57,12 @@ def most_telling_first(layers: Sequence[LayerSummary]) -> list[LayerSummary]:
 
 
 def has_verdict(layer: LayerSummary) -> bool:
-    """Whether its prediction can be judged: not while it is undecided whether the layer is scale-invariant."""
-    return layer.angle_vs_predicted is not None and layer.invariant is not None
+    """Whether its prediction can be judged: that of invariant weights not while it is undecided whether it is one."""
+    return layer.angle_vs_predicted is not None and (layer.invariant is not None or layer.by_gain)
 
 
 def as_predicted(layer: LayerSummary) -> bool | None:
-    """Whether the measured angle is the predicted one; False only where a finding says so, None if unsure.
+    """Whether the measured angle is the predicted one; None if unsure.
 
     Unsure is a layer without a prediction, with too few samples, or off by more than the tolerance but not by more than
     chance.
@@ -106,7 +103,49 @@ def run_details(layers: Sequence[LayerSummary]) -> str:
         return " ".join(filter(None, [_over_run(layers), _without_prediction(layers)]))
     first, verdict = worst_first(list(filter(has_verdict, layers)))[0], _verdict(layers)
     lead = "" if run_headline(layers) == verdict else f"{verdict}. "
-    return f"{lead}{f'Furthest off: {first.sentence}' if len(layers) > 1 else first.sentence}"
+    furthest = f"{lead}{f'Furthest off: {first.sentence}' if len(layers) > 1 else first.sentence}"
+    return " ".join(filter(None, [furthest, _laws(layers), _norm_change(layers), _time_to_settle(layers)]))
+
+
+# ---- the measured gain
+
+
+def _laws(layers: Sequence[LayerSummary]) -> str:
+    """How many predictions come from a measured gain, unless none does."""
+    predicted = list(filter(has_verdict, layers))
+    gains = sum(layer.by_gain for layer in predicted)
+    if not gains:
+        return ""
+    if gains == len(predicted):
+        return f"{'The prediction comes' if gains == 1 else 'All predictions come'} from a measured growth gain G."
+    return (
+        f"{gains:,} of {len(predicted):,} predictions {'comes' if gains == 1 else 'come'} from a measured growth gain G; "
+        "the law of scale-invariant weights makes the others."
+    )
+
+
+def _norm_change(layers: Sequence[LayerSummary]) -> str:
+    """Why the norm of the layer with a measured gain that changes fastest changes."""
+    gains = [layer for layer in layers if layer.by_gain and layer.budget is not None]
+    if not gains:
+        return ""
+    fastest = max(gains, key=lambda layer: abs(layer.budget.growth if layer.budget else 0.0))
+    return f"{fastest.name} {fastest.budget.sentence if fastest.budget else ''}."
+
+
+def _time_to_settle(layers: Sequence[LayerSummary]) -> str:
+    """The time in which norms settle at the decay in force, where that is longer than a third of the run so far."""
+    waits = [
+        (layer.budget.settling, layer.last_step + 1 - (layer.recorded_from or 0))
+        for layer in layers
+        if layer.by_gain and layer.budget is not None and layer.budget.settling is not None
+    ]
+    if not waits:
+        return ""
+    wait, steps = max(waits)
+    if wait < _SHORT * steps:
+        return ""
+    return f"Norms need 1/(2 lr wd) = {plain(wait)} steps to settle at this lr x wd; the samples span {steps:,} steps."
 
 
 # ---- how fast blocks and layers turn
@@ -355,16 +394,11 @@ def _the(count: int) -> str:
 def _without_prediction(layers: Sequence[LayerSummary]) -> str:
     """Why no layer has a prediction."""
     reasons = Counter(map(_why_not_compared, layers))
-    where = [_WHERE_PREDICTED] if all(layer.invariant is not True and layer.no_law is None for layer in layers) else []
     if len(layers) == 1:
-        none = f"The layer has no prediction: {_reason(layers[0], 1)}."
-    else:
-        first = {_why_not_compared(layer): layer for layer in reversed(layers)}
-        parts = [
-            _reason(first[why], count, of_all=count == len(layers)) for why, count in reasons.most_common(_REASONS)
-        ]
-        none = f"No layer has a prediction: {'; '.join(parts)}."
-    return " ".join([none, *where])
+        return f"The layer has no prediction: {_reason(layers[0], 1)}."
+    first = {_why_not_compared(layer): layer for layer in reversed(layers)}
+    parts = [_reason(first[why], count, of_all=count == len(layers)) for why, count in reasons.most_common(_REASONS)]
+    return f"No layer has a prediction: {'; '.join(parts)}."
 
 
 def _reason(layer: LayerSummary, count: int, *, of_all: bool = True) -> str:
@@ -386,6 +420,11 @@ def no_findings(layers: Sequence[LayerSummary]) -> tuple[str, str]:
             "Too early to judge",
             f"A verdict takes {LEAST_WINDOW} samples of a layer, or more where its angles scatter.",
         )
+    if gains := sum(layer.by_gain and layer.surely_off for layer in compared):
+        return "No findings", (
+            f"{counted(gains, 'layer')} of {len(compared):,} {'turns' if gains == 1 else 'turn'} faster or slower than "
+            "measured gain and recent updates predict: the updates change in size. No check found a fault."
+        )
     if off := len(compared) - near:
         return "Nothing is clearly wrong", (
             f"{counted(off, 'layer')} of {len(compared):,} {'is' if off == 1 else 'are'} more than "
@@ -401,10 +440,8 @@ def _why_not_compared(layer: LayerSummary) -> str | tuple[str, str]:
         return layer.no_law
     if layer.angle is None:
         return "{} did not move in any sampled step", "{} did not move in any sampled step"
-    if layer.invariant is False and layer.how is not None:
-        return "{} is not scale-invariant", "{} are not scale-invariant"
-    if layer.invariant is False:
-        return "{} does not look scale-invariant", "{} do not look scale-invariant"
+    if layer.no_gain is not None:
+        return layer.no_gain
     if layer.invariant is None and layer.mean_cosine is not None:
         return "it is undecided whether {} is scale-invariant", "it is undecided whether {} are scale-invariant"
     return "the samples of {} hold no prediction", "the samples of {} hold no prediction"

@@ -19,7 +19,7 @@ from equilibria.views.run.metrics import last_values
 from equilibria.views.terminal import fitting
 
 _ROOMY = 92  # columns of a terminal: with fewer it is spaced closely
-_SPARE = ("norm*", "ep. left", "steps left", "predicted", "norm", "range")  # what is left out first
+_SPARE = ("norm*", "G", "ep. left", "steps left", "predicted", "norm", "range")  # what is left out first
 _MOST_UNLIKE = 8
 _WORDS = ("state", "invariant")  # columns that are flush left
 _PARTNERS = ("jointly with ", "against ")
@@ -139,6 +139,7 @@ def _columns(rows: Sequence[Siblings]) -> dict[str, list[str]]:
         "equilibrium": [_median(row, "angle_equilibrium") for row in rows],
         "norm": [_range(row, "norm") for row in rows],
         "norm*": [_range(row, "norm_equilibrium") for row in rows],
+        "G": [_range(row, "gain") for row in rows] if any(layer.by_gain for layer in layers) else [],
         "ep. left" if in_epochs else "steps left": [_time_left(_slowest(row)) for row in rows],
     }
     labels = [_one_or_many([_short(layer.how or "") for layer in row.members]) for row in rows]
@@ -194,7 +195,7 @@ def _ratio(ratio: float | None) -> str:
 
 def _time_left(layer: LayerSummary) -> str:
     """Epochs where their length is known, else steps."""
-    if layer.state == SETTLED or not layer.steps_to_settle or layer.invariant is False:
+    if layer.state == SETTLED or not layer.steps_to_settle or (layer.invariant is False and not layer.by_gain):
         return ""
     if layer.epochs_to_settle is not None:
         return _short_time(layer.epochs_to_settle)
@@ -212,6 +213,8 @@ def state_word(layer: LayerSummary) -> str:
     """The state of a layer, or why it has none."""
     if layer.no_law is not None:
         return "no law"
+    if layer.by_gain:
+        return _state_by_gain(layer)
     if layer.invariant is False:
         return {None: "not invariant", "no": "not invariant", "no effect": "no effect"}.get(layer.how, "not alone")
     if layer.invariant is None and layer.mean_cosine is not None:
@@ -219,6 +222,12 @@ def state_word(layer: LayerSummary) -> str:
     if layer.state == NO_EQUILIBRIUM and layer.weight_decay == 0:
         return "no decay"
     return layer.state or ""
+
+
+def _state_by_gain(layer: LayerSummary) -> str:
+    if layer.state != NO_EQUILIBRIUM:
+        return layer.state or ""
+    return "no decay" if layer.weight_decay == 0 else "gain unsure"
 
 
 def _short(how: str) -> str:
@@ -254,6 +263,7 @@ def _legend(rows: Sequence[Siblings], columns: Mapping[str, Sequence[str]]) -> s
         *(["predicted: rad/step now"] if "predicted" in columns else []),
         *(["equilibrium: rad/step at this lr x wd once settled"] if "equilibrium" in columns else []),
         *(["norm*: norm then"] if "norm*" in columns else []),
+        *(["G: measured growth gain"] if "G" in columns else []),
         *([_LEGEND_OF_PARTNERS] if any(label.startswith(_PARTNERS) for label in labels) else []),
     ]
     return "; ".join(parts)
