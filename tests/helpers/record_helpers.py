@@ -26,6 +26,7 @@ def rows(steps: Iterable[int], params: tuple[str, ...] = PARAMS) -> dict[str, An
         columns[name] = step * 1000.0 + index + position / 64
     columns["state"] = [("settled", "rising")[int(s) % 2] for s in step]
     columns["note"] = [("skipped", None)[int(s) % 2] for s in step]
+    columns["law"] = [("invariant", None, "measured gain")[int(s) % 3] for s in step]
     return columns
 
 

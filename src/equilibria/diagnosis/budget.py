@@ -142,4 +142,4 @@ def missing_gain(shape: Sequence[int] | None, *, samples: int, steps: int) -> tu
         if count > 0:
             what = f"{count} more {noun}{'s' if count > 1 else ''} for a growth gain"
             return f"{{}} needs {what}", f"{{}} need {what}"
-    return "the samples of {} hold no growth gain", "the samples of {} hold no growth gain"
+    return "{} has no growth gain in these samples", "{} have no growth gain in these samples"

@@ -251,7 +251,7 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
 def _svg(title: str, parts: Sequence[str], *, height: int = _HEIGHT) -> str:
     return (
         f'<svg viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" role="img" '
-        f'aria-label="{escape(title)}" style="max-width:100%;height:auto;font:11px system-ui,sans-serif">'
+        f'aria-label="{escape(title)}" font-family="system-ui,sans-serif" font-size="11">'
         f"{''.join(parts)}</svg>"
     )
 

@@ -165,9 +165,9 @@ def test_the_headline_agrees_with_the_findings():
 def test_the_headline_says_why_nothing_is_predicted():
     (layer,) = summarise(run(1)[0], metadata=run(1)[1])
     bare = dataclasses.replace(layer, angle_vs_predicted=None, how_wrong=None, invariant=False)
-    assert "No layer has a prediction: they do not look scale-invariant." in run_details([bare] * 3)
+    assert "No layer has a prediction: they have no prediction in these samples." in run_details([bare] * 3)
     labelled = dataclasses.replace(bare, how="no")
-    assert "No layer has a prediction: they are not scale-invariant." in run_details([labelled] * 3)
+    assert "No layer has a prediction: they have no prediction in these samples." in run_details([labelled] * 3)
     undecided = dataclasses.replace(bare, invariant=None, mean_cosine=0.01)
     assert "it is undecided whether 2 are scale-invariant; 1 does not look scale-invariant." in run_details(
         [undecided, bare, undecided]
@@ -187,8 +187,8 @@ def test_without_findings_only_what_was_compared_is_claimed():
         "No findings",
         "There is no prediction to judge the angles by; no other check found a fault.",
     )
-    assert "No layer has a prediction: 2 do not look scale-invariant; no law for Adagrad (1 layer)." in run_details(
-        [bare, lawless, bare]
+    assert "No layer has a prediction: 2 have no prediction in these samples; no law for Adagrad (1 layer)." in (
+        run_details([bare, lawless, bare])
     )
 
 
@@ -243,7 +243,8 @@ def test_siblings_are_folded_into_one_row_with_median_range_and_the_unlike_ones(
 
 def test_columns_without_a_value_are_left_out():
     samples, metadata = transformer_run(12)
-    (head,) = re.findall(r"<thead>(.*?)</thead>", page_of(samples, metadata=metadata), flags=re.DOTALL)
+    head, budget = re.findall(r"<thead>(.*?)</thead>", page_of(samples, metadata=metadata), flags=re.DOTALL)
+    assert "random steps" in budget
     titles = re.findall(r">([^<]+)</th>", head)
     assert titles == ["layer", "measured, rad per step", "norm", "norm ÷ that at step 0"]
     assert 'id="order"' not in page_of(samples, metadata=metadata)  # no layer is further off than another

@@ -18,10 +18,10 @@ _MOST_ROWS = 40
 _NOTHING = "–"
 _HEADINGS = ("layer", "change of ln ‖w‖²", "random steps", "gradient", "decay", "gain G")
 _CAPTION = (
-    "Per cent per 100 steps, over the window of the table of layers. Random steps: F times the squared angle, with the F "
-    "of the optimizer. Gradient: what is left, the pull of the gradient before momentum as the optimizer scales it; "
-    "unevenly scaled gradients make it look too far inward. A norm is in equilibrium where the three cancel. G with its "
-    "standard error is of the last sample."
+    "Per cent per 100 steps, over the window of the table of layers. Random steps: F times the squared angle, with the "
+    "F of the optimizer. Gradient: what is left, the pull of the gradient before momentum as the optimizer scales it; "
+    "unevenly scaled gradients make it look too far inward. A norm is in equilibrium where the three cancel. G with "
+    "its standard error is of the last sample."
 )
 
 
@@ -42,7 +42,7 @@ def budget_section(samples: pa.Table, layers: Sequence[LayerSummary], *, metadat
             '<section aria-labelledby="budget-heading">',
             '<h2 id="budget-heading">Why norms change</h2>',
             f"<p>{text(sentence)}</p>",
-            _picture(stretches),
+            f'<div class="scroll">{_picture(stretches)}</div>',
             f'<p class="caption">{text(first.name)}, whose norm changes fastest.</p>',
             html_table(_HEADINGS, rows, name="budget-heading"),
             f'<p class="caption">{text(_CAPTION + more)}</p>',

@@ -119,8 +119,8 @@ def _laws(layers: Sequence[LayerSummary]) -> str:
     if gains == len(predicted):
         return f"{'The prediction comes' if gains == 1 else 'All predictions come'} from a measured growth gain G."
     return (
-        f"{gains:,} of {len(predicted):,} predictions {'comes' if gains == 1 else 'come'} from a measured growth gain G; "
-        "the law of scale-invariant weights makes the others."
+        f"{gains:,} of {len(predicted):,} predictions {'comes' if gains == 1 else 'come'} from a measured growth gain "
+        "G; the law of scale-invariant weights makes the others."
     )
 
 
@@ -444,4 +444,4 @@ def _why_not_compared(layer: LayerSummary) -> str | tuple[str, str]:
         return layer.no_gain
     if layer.invariant is None and layer.mean_cosine is not None:
         return "it is undecided whether {} is scale-invariant", "it is undecided whether {} are scale-invariant"
-    return "the samples of {} hold no prediction", "the samples of {} hold no prediction"
+    return "{} has no prediction in these samples", "{} have no prediction in these samples"

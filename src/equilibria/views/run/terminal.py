@@ -19,7 +19,7 @@ from equilibria.views.run.metrics import last_values
 from equilibria.views.terminal import fitting
 
 _ROOMY = 92  # columns of a terminal: with fewer it is spaced closely
-_SPARE = ("norm*", "G", "ep. left", "steps left", "predicted", "norm", "range")  # what is left out first
+_SPARE = ("norm*", "G", "ep. left", "steps left", "predicted", "norm", "range", "equilibrium")  # what is left out first
 _MOST_UNLIKE = 8
 _WORDS = ("state", "invariant")  # columns that are flush left
 _PARTNERS = ("jointly with ", "against ")
