@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import _style as style
 import numpy as np
 import torch

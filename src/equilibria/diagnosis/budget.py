@@ -17,13 +17,19 @@ import numpy as np
 from equilibria.diagnosis.run import SampledRun, decays
 from equilibria.diagnosis.series import Array, Series
 from equilibria.theory.gain import growth_budget, growth_gain
-from equilibria.theory.rules import AdamL2, AdamW, Rule
+from equilibria.theory.requested import norm_power
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule
 
 BATCHES = 8  # of a growth gain and its standard error
 LEAST_STEPS, LEAST_SAMPLES = 10, 3  # in a batch
 KNOWN = 2  # standard errors from 0 from which a gain counts as positive
 _STRETCHES = 40  # of a run, in the budget over time
 _PER = 100  # steps
+_FORMULAS: dict[type[Rule], str] = {
+    SGD: "(1 - momentum)/(4 lr wd)",
+    SGDW: "1/(4 lr wd)",
+    AdamL2: "1/(2 eps), eps the decay in force,",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,8 @@ class LayerBudget:
         decay: -2 eps, with eps the decay in force.
         pull: of the gradient as the optimizer scales it, before momentum; negative inward.
         diffusion: F angle^2, what random steps alone add.
-        settling: 1/(2 eps): steps that a norm takes to settle; None without decay.
+        settling: time constant of the norm in steps, 1/(2 p eps) with p = 2 for SGD; None without decay.
+        formula: of that time, in the settings of the optimizer.
         scaled: how the optimizer scales the gradient, in words.
     """
 
@@ -48,6 +55,7 @@ class LayerBudget:
     pull: float
     diffusion: float
     settling: float | None
+    formula: str
     scaled: str
 
     @property
@@ -55,7 +63,7 @@ class LayerBudget:
         """The change of the norm and its causes, in per cent of ||w||^2 per 100 steps; the largest cause first.
 
         Example:
-            >>> LayerBudget(100, 600, 0.062, -0.018, -0.172, 0.252, 2778.0, "Adam-scaled gradient").sentence
+            >>> LayerBudget(100, 600, 0.062, -0.018, -0.172, 0.252, 5556.0, "1/(2 lr wd)", "Adam-scaled gradient").sentence
             'grows 6.2 % in ||w||² per 100 steps over steps 100-600: random steps +25.2, Adam-scaled gradient -17.2, \
 decay -1.8. Decay is not what holds it'
         """
@@ -107,11 +115,12 @@ def _of_layer(rule: Rule, step: Array, norm: Array, angle: Array, decay: Array, 
         angle_sq=_integral(step, turned, ends),
     )
     rates = _PER / steps * np.array([np.diff(log_norm_sq[ends]), budget.decay, budget.pull, budget.diffusion])
-    settling = [-_PER / part if part < 0 else None for part in rates[1].tolist()]
+    settling = [-_PER / part / norm_power(rule) if part < 0 else None for part in rates[1].tolist()]
+    formula = _FORMULAS.get(type(rule), "1/(2 lr wd)")
     scaled = f"{'Adam-scaled ' if isinstance(rule, AdamW | AdamL2) else ''}gradient"
     firsts, lasts = step[ends[:-1]].tolist(), step[ends[1:]].tolist()
     return [
-        LayerBudget(int(first), int(last), *parts, settling=wait, scaled=scaled)
+        LayerBudget(int(first), int(last), *parts, settling=wait, formula=formula, scaled=scaled)
         for first, last, parts, wait in zip(firsts, lasts, rates.T.tolist(), settling, strict=True)
     ]
 

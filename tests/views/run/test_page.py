@@ -13,8 +13,8 @@ from tests.helpers.pages import EVIL, check_nothing_is_loaded, check_policy, dat
 from tests.helpers.report_helpers import KINDS, layer_names, metadata, run, table, transformer_run
 
 from equilibria.diagnosis import diagnose
-from equilibria.diagnosis.siblings import kind_of
 from equilibria.diagnosis.budget import missing_gain
+from equilibria.diagnosis.siblings import kind_of
 from equilibria.diagnosis.summary import summarise
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding

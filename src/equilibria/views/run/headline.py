@@ -136,16 +136,16 @@ def _norm_change(layers: Sequence[LayerSummary]) -> str:
 def _time_to_settle(layers: Sequence[LayerSummary]) -> str:
     """The time in which norms settle at the decay in force, where that is longer than a third of the run so far."""
     waits = [
-        (layer.budget.settling, layer.last_step + 1 - (layer.recorded_from or 0))
+        (layer.budget.settling, layer.last_step + 1 - (layer.recorded_from or 0), layer.budget.formula)
         for layer in layers
         if layer.by_gain and layer.budget is not None and layer.budget.settling is not None
     ]
     if not waits:
         return ""
-    wait, steps = max(waits)
+    wait, steps, formula = max(waits)
     if wait < _SHORT * steps:
         return ""
-    return f"Norms need 1/(2 lr wd) = {plain(wait)} steps to settle at this lr x wd; the samples span {steps:,} steps."
+    return f"Norms need {formula} = {plain(wait)} steps to settle at this lr x wd; the samples span {steps:,} steps."
 
 
 # ---- how fast blocks and layers turn
