@@ -43,7 +43,8 @@ class LayerBudget:
         decay: -2 eps, with eps the decay in force.
         pull: of the gradient as the optimizer scales it, before momentum; negative inward.
         diffusion: F angle^2, what random steps alone add.
-        settling: time constant of the norm in steps, 1/(2 p eps) with p = 2 for SGD; None without decay.
+        settling: time constant of the norm in steps at the largest lr x wd of the run, 1/(2 p eps) with p = 2 for SGD;
+            None without decay.
         formula: of that time, in the settings of the optimizer.
         scaled: how the optimizer scales the gradient, in words.
     """
@@ -63,7 +64,9 @@ class LayerBudget:
         """The change of the norm and its causes, in per cent of ||w||^2 per 100 steps; the largest cause first.
 
         Example:
-            >>> LayerBudget(100, 600, 0.062, -0.018, -0.172, 0.252, 5556.0, "1/(2 lr wd)", "Adam-scaled gradient").sentence
+            >>> rates = {"growth": 0.062, "decay": -0.018, "pull": -0.172, "diffusion": 0.252}
+            >>> words = {"formula": "1/(2 lr wd)", "scaled": "Adam-scaled gradient"}
+            >>> LayerBudget(first_step=100, last_step=600, **rates, settling=5556.0, **words).sentence
             'grows 6.2 % in ||w||² per 100 steps over steps 100-600: random steps +25.2, Adam-scaled gradient -17.2, \
 decay -1.8. Decay is not what holds it'
         """
@@ -90,38 +93,47 @@ def budgets_over_time(run: SampledRun) -> list[list[LayerBudget]]:
 
 
 def _budgets(run: SampledRun, series: Series, *, stretches: int) -> list[list[LayerBudget]]:
-    decay = decays(series, run.entries)
-    budgets = []
+    decay, strongest = decays(series, run.entries), _strongest_decay(run)
+    budgets: list[list[LayerBudget]] = []
     for position, rule in enumerate(run.rules):
         rows = series.of(position)
         own = decay[series.first[position] : series.first[position + 1]]
-        budgets.append(
-            [] if rule is None else _of_layer(rule, rows["step"], rows["norm"], rows["angle"], own, stretches)
-        )
+        known = np.isfinite(rows["norm"]) & np.isfinite(rows["angle"]) & np.isfinite(own)
+        columns = (rows["step"][known], rows["norm"][known], rows["angle"][known], own[known])
+        budgets.append([] if rule is None else _of_layer(rule, *columns, strongest[position], stretches))
     return budgets
 
 
-def _of_layer(rule: Rule, step: Array, norm: Array, angle: Array, decay: Array, stretches: int) -> list[LayerBudget]:
-    known = np.isfinite(norm) & np.isfinite(angle) & np.isfinite(decay)
-    step, log_norm_sq, turned, decay = step[known], 2 * np.log(norm[known]), angle[known] ** 2, decay[known]
+def _strongest_decay(run: SampledRun) -> list[float]:
+    """The largest decay in force of each layer over the run; 0 where it is unknown."""
+    decay = np.append(np.nan_to_num(decays(run.taken, run.entries)), 0.0)
+    largest = np.maximum.reduceat(decay, run.taken.first[:-1])
+    return [float(value) for value in np.where(run.taken.counts > 0, largest, 0.0)]
+
+
+def _of_layer(
+    rule: Rule, step: Array, norm: Array, angle: Array, decay: Array, strongest: float, stretches: int
+) -> list[LayerBudget]:
     if len(step) < 2:
         return []
     ends = np.unique(np.linspace(0, len(step) - 1, stretches + 1).astype(np.int64))
-    steps = np.diff(step[ends])
-    budget = growth_budget(
-        growth_gain(rule),
-        log_growth=np.diff(log_norm_sq[ends]),
-        decay=_integral(step, decay, ends),
-        angle_sq=_integral(step, turned, ends),
-    )
-    rates = _PER / steps * np.array([np.diff(log_norm_sq[ends]), budget.decay, budget.pull, budget.diffusion])
-    settling = [-_PER / part / norm_power(rule) if part < 0 else None for part in rates[1].tolist()]
-    formula = _FORMULAS.get(type(rule), "1/(2 lr wd)")
-    scaled = f"{'Adam-scaled ' if isinstance(rule, AdamW | AdamL2) else ''}gradient"
-    firsts, lasts = step[ends[:-1]].tolist(), step[ends[1:]].tolist()
+    growth = np.diff(2 * np.log(norm[ends]))
+    angle_sq = _integral(step, angle**2, ends)
+    budget = growth_budget(growth_gain(rule), log_growth=growth, decay=_integral(step, decay, ends), angle_sq=angle_sq)
+    rates = _PER / np.diff(step[ends]) * np.array([growth, budget.decay, budget.pull, budget.diffusion])
     return [
-        LayerBudget(int(first), int(last), *parts, settling=wait, formula=formula, scaled=scaled)
-        for first, last, parts, wait in zip(firsts, lasts, rates.T.tolist(), settling, strict=True)
+        LayerBudget(
+            first_step=int(step[first]),
+            last_step=int(step[last]),
+            growth=parts[0],
+            decay=parts[1],
+            pull=parts[2],
+            diffusion=parts[3],
+            settling=1 / (2 * norm_power(rule) * strongest) if strongest > 0 else None,
+            formula=_FORMULAS.get(type(rule), "1/(2 lr wd)"),
+            scaled=f"{'Adam-scaled ' if isinstance(rule, AdamW | AdamL2) else ''}gradient",
+        )
+        for first, last, parts in zip(ends[:-1].tolist(), ends[1:].tolist(), rates.T.tolist(), strict=True)
     ]
 
 

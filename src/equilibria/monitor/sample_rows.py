@@ -401,8 +401,8 @@ def _as_promised(prediction: Prediction, promised: Array, turned: Flags) -> Pred
 def _laws(prediction: Prediction, by_gain: Flags, turned: Flags) -> list[str | None]:
     """The law behind the prediction of every row, None where there is no prediction."""
     known = np.isfinite(prediction.angle) | np.isfinite(prediction.angle_equilibrium)
-    words = np.where(known & by_gain, GAIN_LAW, np.where(known & ~turned, INVARIANT_LAW, None))
-    return list(words.tolist())
+    words = np.where(by_gain, GAIN_LAW, INVARIANT_LAW).tolist()
+    return [word if has_law else None for word, has_law in zip(words, (known & ~turned).tolist(), strict=True)]
 
 
 def _notes(

@@ -30,6 +30,7 @@ STATE_MARKS = {SETTLED: "✓", SETTLING: "→", DISTURBED: "!", NO_EQUILIBRIUM: 
 """A sign for every state, for readers who do not see its colour."""
 
 _REASONS = 3  # why there is no prediction, at most
+_SLIGHT = 0.005  # change of ln ||w||^2 per 100 steps that needs no reason
 _SHORT = 1 / 3  # of the steps so far: norms that settle sooner follow lr x wd
 _ONE_NUMBER = 1.25  # kinds of layers whose angles are within this factor of each other share one number
 
@@ -129,12 +130,13 @@ def _norm_change(layers: Sequence[LayerSummary]) -> str:
     gains = [layer for layer in layers if layer.by_gain and layer.budget is not None]
     if not gains:
         return ""
-    fastest = max(gains, key=lambda layer: abs(layer.budget.growth if layer.budget else 0.0))
-    return f"{fastest.name} {fastest.budget.sentence if fastest.budget else ''}."
+    growth, place = max((abs(layer.budget.growth), place) for place, layer in enumerate(gains) if layer.budget)
+    budget = gains[place].budget
+    return "" if budget is None or growth < _SLIGHT else f"{gains[place].name} {budget.sentence}."
 
 
 def _time_to_settle(layers: Sequence[LayerSummary]) -> str:
-    """The time in which norms settle at the decay in force, where that is longer than a third of the run so far."""
+    """The time in which norms settle at the largest lr x wd, where that is longer than a third of the run so far."""
     waits = [
         (layer.budget.settling, layer.last_step + 1 - (layer.recorded_from or 0), layer.budget.formula)
         for layer in layers
@@ -145,7 +147,8 @@ def _time_to_settle(layers: Sequence[LayerSummary]) -> str:
     wait, steps, formula = max(waits)
     if wait < _SHORT * steps:
         return ""
-    return f"Norms need {formula} = {plain(wait)} steps to settle at this lr x wd; the samples span {steps:,} steps."
+    needed = f"{formula} = {plain(wait)} steps"
+    return f"Norms need {needed} to settle at the largest lr x wd; the samples span {steps:,} steps."
 
 
 # ---- how fast blocks and layers turn
