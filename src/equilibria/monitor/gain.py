@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,6 +65,14 @@ class GainPrediction:
     settled: Flags
     gain: Array
     gain_error: Array
+
+
+class _Stretch(NamedTuple):
+    """Some steps: their decay in force and lr^2, both summed, and their number."""
+
+    decay: Any
+    lr_sq: float
+    steps: int
 
 
 class GainPredictor:
@@ -114,39 +122,52 @@ class GainPredictor:
             skipped: whether the step was not carried out.
             rescalings: what controllers multiplied the weights by, each before the step with this index in ``rules``.
         """
-        rule, power = rules[-1], norm_power(rules[-1])
+        rule, power, earlier = rules[-1], norm_power(rules[-1]), rules[:-1]
         with np.errstate(all="ignore"):  # zeros and values that are not finite become NaN, weight by weight
             scale_sq = np.prod([factors for _, factors in rescalings], axis=0) ** 2 if rescalings else 1.0
             broken = changed | (len(rules) != step + 1 - self.next_step)
             restarts = broken | (self._samples == 0 and self._closed % BATCHES == 0)
+            in_force = self._in_force(rule, measured)
+            between = _Stretch(
+                in_force * sum(each.decay_per_step for each in earlier), _sum_lr_sq(earlier), len(earlier)
+            )
+            last = _Stretch(in_force * rule.decay_per_step, rule.lr * rule.lr, 1)
             within = (measured.ww > _SMALLEST) & (measured.ww < _LARGEST)
             here = np.where(within & np.isfinite(self.gain), measured.ww, np.nan) ** power
-            before = self._advanced(self._state * scale_sq**power, rules[:-1], measured, power)
+            before = self._advanced(self._state * scale_sq**power, between, power)
             before = np.where(restarts | np.isnan(before), here, before)
             angle = rule.lr * np.sqrt(self._speed_sq.value / before)
-            self._state = before if skipped else self._advanced(before, rules[-1:], measured, power)
-            self._learn(step, measured, rules[:-1] if skipped else rules, scale_sq, broken=broken, skipped=skipped)
+            self._state = before if skipped else self._advanced(before, last, power)
+            taken = between if skipped else _Stretch(*(a + b for a, b in zip(between, last, strict=True)))
+            after = np.log((measured.ww if skipped else measured.norm_sq_after) / scale_sq)
+            turn_sq = np.square(measured.angle / (np.nan if skipped else rule.lr))
+            turn_sq = np.where(np.isfinite(turn_sq), turn_sq, np.nan)
+            self._learn(taken, growth=after - self._log_norm_sq + 2 * taken.decay, turn_sq=turn_sq, broken=broken)
+            self._speed_sq.add(turn_sq * measured.ww**power, window=_ANGLES)
+            self._log_norm_sq = after + np.log(scale_sq)
+            self._turn_sq = np.where(np.isnan(turn_sq) & ~broken, self._turn_sq, turn_sq)
             self.next_step = step + 1
-            return self._with_equilibrium(rule, measured, angle, before ** (0.5 / power), power)
+            if self._steps >= max(LEAST_STEPS, _SHARE * (step + 1) / BATCHES) and self._samples >= LEAST_SAMPLES:
+                self._close_batch()
+            return self._with_equilibrium(rule, measured, last.decay, angle, before ** (0.5 / power), power)
 
-    def _advanced(self, state: Array, rules: Sequence[Rule], measured: MeasuredStep, power: int) -> Array:
+    def _advanced(self, state: Array, stretch: _Stretch, power: int) -> Array:
         """The recursion over some steps: y = ||w||^(2p) changes by -2p eps y + p G (lr u)^2 per step."""
-        if not rules:
+        if not stretch.steps:
             return state
-        rate = 2 * power * self._decay(rules, measured)
-        fed = power * self.gain * self._speed_sq.value * sum(rule.lr * rule.lr for rule in rules)
+        rate = 2 * power * stretch.decay
+        fed = power * self.gain * self._speed_sq.value * stretch.lr_sq
         after = state * np.exp(-rate) + fed * np.where(rate > 0, -np.expm1(-rate) / rate, 1.0)
         return np.where(after > 0, after, np.nan)
 
-    def _decay(self, rules: Sequence[Rule], measured: MeasuredStep) -> Array:
-        """The decay in force, summed over some steps."""
-        last = rules[-1]
-        unit = last.weight_decay or 1.0
+    def _in_force(self, rule: Rule, measured: MeasuredStep) -> Array:
+        """The decay in force over lr x wd."""
+        unit = rule.weight_decay or 1.0
         return decay_in_force(
-            {"kind": type(last).__name__, "dampening": getattr(last, "dampening", 0.0)},
-            lr=sum(rule.lr * rule.weight_decay for rule in rules) / unit,
+            {"kind": type(rule).__name__, "dampening": getattr(rule, "dampening", 0.0)},
+            lr=1 / unit,
             weight_decay=unit,
-            momentum=last.betas[0] if isinstance(last, AdamW | AdamL2 | Lion) else last.momentum,
+            momentum=rule.betas[0] if isinstance(rule, AdamW | AdamL2 | Lion) else rule.momentum,
             grad_norm=np.sqrt(measured.gg),
             norm=measured.norm,
             entries=self._entries,
@@ -154,39 +175,21 @@ class GainPredictor:
 
     # ---- the gain
 
-    def _learn(
-        self,
-        step: int,
-        measured: MeasuredStep,
-        rules: Sequence[Rule],
-        scale_sq: Array | float,
-        *,
-        broken: Flags,
-        skipped: bool,
-    ) -> None:
-        """Add the steps since the last sample to the batch, and close the batch where it is long enough."""
-        after = np.log(measured.ww if skipped else measured.norm_sq_after)
-        lr = rules[-1].lr if rules and not skipped else np.nan
-        turn_sq = np.square(measured.angle / lr)
-        turn_sq = np.where(np.isfinite(turn_sq), turn_sq, np.nan)
-        if rules:
-            growth = after - self._log_norm_sq - np.log(scale_sq) + 2 * self._decay(rules, measured)
-            ends = np.stack([turn_sq, self._turn_sq])
-            known = np.isfinite(ends)
-            mean = np.where(known, ends, 0.0).sum(axis=0) / known.sum(axis=0)
-            turned = mean * sum(rule.lr * rule.lr for rule in rules)
-            good = np.isfinite(growth) & np.isfinite(turned) & ~broken
-            self._batch += np.where(good, [growth, turned], 0.0)
-            self._steps += len(rules)
-            self._samples += 1
-            self._speed_sq.add(turn_sq * measured.ww ** norm_power(rules[-1]), window=_ANGLES)
-        self._log_norm_sq, self._turn_sq = after, np.where(np.isnan(turn_sq) & ~broken, self._turn_sq, turn_sq)
-        enough = max(LEAST_STEPS, _SHARE * (step + 1) / BATCHES)
-        if self._steps >= enough and self._samples >= LEAST_SAMPLES:
-            self._sums = np.concatenate([self._sums[:, 1:], self._batch[:, np.newaxis]], axis=1)
-            self._batch, self._steps, self._samples = np.zeros_like(self._batch), 0, 0
-            self._closed += 1
-            self._measure()
+    def _learn(self, taken: _Stretch, *, growth: Array, turn_sq: Array, broken: Flags) -> None:
+        """Add the steps since the last sample to the batch: angles go as lr between the two samples."""
+        ends = np.stack([turn_sq, self._turn_sq])
+        known = np.isfinite(ends)
+        turned = np.where(known, ends, 0.0).sum(axis=0) / known.sum(axis=0) * taken.lr_sq
+        good = np.isfinite(growth) & np.isfinite(turned) & ~broken
+        self._batch += np.where(good, [growth, turned], 0.0)
+        self._steps += taken.steps
+        self._samples += 1
+
+    def _close_batch(self) -> None:
+        self._sums = np.concatenate([self._sums[:, 1:], self._batch[:, np.newaxis]], axis=1)
+        self._batch, self._steps, self._samples = np.zeros_like(self._batch), 0, 0
+        self._closed += 1
+        self._measure()
 
     def _measure(self) -> None:
         """G = sum of growth over sum of squared angles, with the error of a ratio of batch sums."""
@@ -199,10 +202,9 @@ class GainPredictor:
     # ---- equilibrium
 
     def _with_equilibrium(
-        self, rule: Rule, measured: MeasuredStep, angle: Array, norm: Array, power: int
+        self, rule: Rule, measured: MeasuredStep, decay: Array, angle: Array, norm: Array, power: int
     ) -> GainPrediction:
         """The prediction with angle*^2 = 2 eps / G (`theory.gain.equilibrium_from_gain`) and the way there."""
-        decay = self._decay([rule], measured)
         balanced = (self.gain > KNOWN * self.error) & (decay > 0)
         star_sq = np.where(balanced, 2 * decay / self.gain, np.nan)
         rest = rule.lr**2 * self._speed_sq.value / star_sq  # ||w||^(2p) in equilibrium
@@ -234,6 +236,10 @@ class GainPredictor:
         for name in _COUNTS:
             setattr(self, name, int(state[name]))
         self._speed_sq.load_state_dict(state["speed"])
+
+
+def _sum_lr_sq(rules: Sequence[Rule]) -> float:
+    return sum(rule.lr * rule.lr for rule in rules)
 
 
 def _steps_within(tolerance: float, apart: Array, rate: Array | float) -> Array:
