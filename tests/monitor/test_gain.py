@@ -34,8 +34,9 @@ class World:
         self.noise, self.draw = noise, np.random.default_rng(0)
 
     def decay(self, lr: float) -> float:
-        momentum = self.rule.momentum if isinstance(self.rule, SGD) else 0.0
-        return lr * self.rule.weight_decay / (1 - momentum)
+        if isinstance(self.rule, SGD):
+            return lr * self.rule.weight_decay * (1 - self.rule.dampening) / (1 - self.rule.momentum)
+        return lr * self.rule.weight_decay
 
     def step(self, lr: float) -> MeasuredStep:
         ww = np.exp(self.log_norm_sq)
@@ -67,7 +68,11 @@ def cosine(steps: int, peak: float) -> np.ndarray:
     return peak * (0.55 + 0.45 * np.cos(np.pi * np.arange(steps) / steps))
 
 
-@pytest.mark.parametrize("rule", [AdamW(1e-3, 0.1), SGD(0.1, 5e-3, momentum=0.9)], ids=["AdamW", "SGD"])
+@pytest.mark.parametrize(
+    "rule",
+    [AdamW(1e-3, 0.1), SGD(0.1, 5e-3, momentum=0.9), SGD(0.1, 5e-3, momentum=0.9, dampening=0.5)],
+    ids=["AdamW", "SGD", "dampened SGD"],
+)
 @pytest.mark.parametrize("every", [1, 10])
 def test_planted_gains_are_measured_and_predict_the_norm(rule: Rule, every: int):
     world = World(rule)

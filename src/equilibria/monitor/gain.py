@@ -128,10 +128,7 @@ class GainPredictor:
             broken = changed | (len(rules) != step + 1 - self.next_step)
             restarts = broken | (self._samples == 0 and self._closed % BATCHES == 0)
             in_force = self._in_force(rule, measured)
-            between = _Stretch(
-                in_force * sum(each.decay_per_step for each in earlier), _sum_lr_sq(earlier), len(earlier)
-            )
-            last = _Stretch(in_force * rule.decay_per_step, rule.lr * rule.lr, 1)
+            between, last = _stretch(earlier, in_force), _stretch(rules[-1:], in_force)
             within = (measured.ww > _SMALLEST) & (measured.ww < _LARGEST)
             here = np.where(within & np.isfinite(self.gain), measured.ww, np.nan) ** power
             before = self._advanced(self._state * scale_sq**power, between, power)
@@ -238,8 +235,9 @@ class GainPredictor:
         self._speed_sq.load_state_dict(state["speed"])
 
 
-def _sum_lr_sq(rules: Sequence[Rule]) -> float:
-    return sum(rule.lr * rule.lr for rule in rules)
+def _stretch(rules: Sequence[Rule], in_force: Array) -> _Stretch:
+    decay = sum(rule.lr * rule.weight_decay for rule in rules)
+    return _Stretch(in_force * decay, sum(rule.lr * rule.lr for rule in rules), len(rules))
 
 
 def _steps_within(tolerance: float, apart: Array, rate: Array | float) -> Array:
