@@ -36,10 +36,13 @@ _PACE = 5  # samples whose lr gives the pace of a schedule
 _ALIKE = 2  # factor by which norm and angle may disagree about the distance from equilibrium
 _MUCH_LONGER = 10  # times the steps so far: a time to settle beyond it is no number to act on
 _LEAST_RATIO = 1e-9  # stands for 0 of a weight that does not turn: ln(0) can be neither sorted nor written
+_OF_EQUILIBRIUM = (
+    *("angle_equilibrium", "angle_vs_equilibrium", "norm_equilibrium", "norm_vs_equilibrium"),
+    *("steps_to_settle", "epochs_to_settle"),
+)
 _OF_A_LAW = (
-    *("angle_predicted", "angle_vs_predicted", "angle_equilibrium", "angle_vs_equilibrium"),
-    *("norm_predicted", "norm_vs_predicted", "norm_equilibrium", "norm_vs_equilibrium"),
-    *("steps_to_settle", "epochs_to_settle", "angle_error"),
+    *("angle_predicted", "angle_vs_predicted", "norm_predicted", "norm_vs_predicted", "angle_error"),
+    *_OF_EQUILIBRIUM,
 )  # fields that are None for a layer without a law
 
 
@@ -269,6 +272,10 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
         steps, epochs = table["steps_to_settle"], table["epochs_to_settle"]
         table["epochs_to_settle"] = np.where(np.isfinite(epochs), epochs, steps / epoch)
     state = recent.last("state")
+    # A window may hold equilibria from before a gain became unsure.
+    unbalanced = (law == LAWS.index(GAIN_LAW)) & (state == STATES.index(NO_EQUILIBRIUM))
+    for name in _OF_EQUILIBRIUM:
+        table[name][unbalanced] = np.nan
     state = np.where(lawless & (state >= 0), STATES.index(NO_EQUILIBRIUM), state)
     settings = zip(*(table[name].tolist() for name in SETTINGS), strict=True)
     columns: dict[str, Iterable[Any]] = {name: _or_none(values) for name, values in table.items()}

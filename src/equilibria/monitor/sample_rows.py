@@ -164,7 +164,8 @@ class SampleBuilder:
         """Restore the state from a checkpoint of the same weights."""
         for group, predictor in self._predictors.items():
             predictor.load_state_dict(state["predictors"][group])
-            self._gains[group].load_state_dict(state["gains"][group])
+            if "gains" in state:  # a checkpoint of an earlier version has none: they are measured again
+                self._gains[group].load_state_dict(state["gains"][group])
         self._labels.load_state_dict(state["labels"])
         arrays = (state[name].numpy().copy() for name in ("norm_after", "speed", "stale"))
         self._norm_after, self._speed, self._stale = arrays
