@@ -211,7 +211,7 @@ SECTIONS = {
 `BasicBlockResNet(16, (1, 1, 1))` on digits under noise, SGD with lr 0.1, momentum 0.9 and weight decay 5e-4, a
 cosine that is stepped every epoch.""",
         """\
-Every convolution feeds a BatchNorm, so it looks scale-invariant; the last layer does not, and is predicted from its gain.
+Every convolution feeds a BatchNorm, so it looks scale-invariant; the last layer does not, and has a measured gain.
 The ratio near 1 says that the recursion from norm, lr and weight decay explains the speed of each layer to a few per
 cent. *equilibrium* is where this lr x wd would lead if it stayed: at the end of a cosine it does not, and the column
 says how far the norm lags behind. Nothing to do.""",

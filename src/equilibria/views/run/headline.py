@@ -121,7 +121,7 @@ def _laws(layers: Sequence[LayerSummary]) -> str:
         return f"{'The prediction comes' if gains == 1 else 'All predictions come'} from a measured growth gain G."
     return (
         f"{gains:,} of {len(predicted):,} predictions {'comes' if gains == 1 else 'come'} from a measured growth gain "
-        "G; the law of scale-invariant weights makes the others."
+        "G, the rest from the law of scale-invariant weights."
     )
 
 
