@@ -19,7 +19,7 @@ from equilibria.views.run.metrics import last_values
 from equilibria.views.terminal import fitting
 
 _ROOMY = 92  # columns of a terminal: with fewer it is spaced closely
-_SPARE = ("norm*", "G", "ep. left", "steps left", "predicted", "norm", "range", "equilibrium")  # what is left out first
+_SPARE = ("norm*", "G", "ep. left", "steps left", "predicted", "norm", "range")  # what is left out first
 _MOST_UNLIKE = 8
 _WORDS = ("state", "invariant")  # columns that are flush left
 _PARTNERS = ("jointly with ", "against ")
@@ -65,7 +65,9 @@ def run_table(
     all_rows = folded(summaries)
     rows = most_telling(all_rows, summaries, most=most)
     gap = 2 if out.width >= _ROOMY else 1
-    columns = fitting(_columns(rows), spare=_SPARE, width=out.width, gap=gap)
+    cells = _columns(rows)
+    spare = (*_SPARE, "equilibrium") if "n" in cells else _SPARE  # rather than to cut the names of many kinds
+    columns = fitting(cells, spare=spare, width=out.width, gap=gap)
     if (lines := _lines(columns, gap=gap, width=out.width)) is None:
         out.print(columns_table(columns, words=_WORDS, folded="layer", gap=gap))
     else:
