@@ -16,7 +16,7 @@ from equilibria.monitor import sample_rows
 from equilibria.monitor.gain import GainPrediction, GainPredictor
 from equilibria.monitor.reading import MeasuredStep
 from equilibria.records.tables import GAIN_LAW, INVARIANT_LAW, NUMBERS
-from equilibria.theory.gain import equilibrium_from_gain
+from equilibria.theory.gain import equilibrium_from_gain, norm_budget
 from equilibria.theory.rules import SGD, AdamW, Rule
 
 ENTRIES = np.array([400.0, 400.0, 400.0])
@@ -225,7 +225,13 @@ def test_the_three_terms_of_a_step_follow_from_the_columns():
     rows = [row for row, name in enumerate(samples["param"]) if name == "3.weight"]
     column = {name: np.array([samples[name][row] for row in rows], dtype=float) for name in NUMBERS}
     shrink = column["lr"] * column["weight_decay"]
-    alignment = column["alignment"]
-    turning = column["relative_update"] ** 2 + shrink * alignment / (1 - shrink) - shrink**2
-    change = (-2 * shrink + shrink**2) + alignment + turning
-    np.testing.assert_allclose(1 + change[:-1], (column["norm"][1:] / column["norm"][:-1]) ** 2, rtol=1e-6)
+    growth, moved_sq = column["growth"], column["relative_update"] ** 2
+    np.testing.assert_allclose(1 + growth[:-1], (column["norm"][1:] / column["norm"][:-1]) ** 2, rtol=1e-6)
+    along = (growth - moved_sq) / 2 + shrink  # <w, e> / ||w||^2 of w' = (1 - s) w + e
+    budget = norm_budget(
+        column["norm"] ** 2,
+        shrink=shrink,
+        w_dot_update=along * column["norm"] ** 2,
+        update_sq=(moved_sq + 2 * shrink * along - shrink**2) * column["norm"] ** 2,
+    )
+    np.testing.assert_allclose(budget.total, growth, rtol=1e-9, atol=1e-15)

@@ -20,7 +20,7 @@ _NO_STEP = [NOTES.index(word) for word in (SKIPPED, NOT_FINITE, NO_GRADIENT)]
 _JUMP = 0.1  # relative change of a setting between two samples that ends a window
 _ALIKE = 2  # factor between a setting and its last value up to which a sample counts as taken at the present settings
 _HUGE = 1e50  # above it, and below its inverse, squares and ratios of ratios leave the range of float64
-_SIGNED = ("cosine", "momentum_unit_grad_sq", "pull", "alignment", "gain")
+_SIGNED = ("cosine", "momentum_unit_grad_sq", "pull", "growth", "gain")
 _MAY_VANISH = ("grad_norm", "update_norm")
 
 

@@ -127,8 +127,8 @@ class SampleBuilder:
             columns |= _prediction_columns(prediction, steps_per_epoch=self._steps_per_epoch)
             gain = self._update_gain(reading, measured, settings, turned)
             columns |= _nullable({"pull": products[:, 9], "scaled_grad_sq": products[:, 10], "update_gain": gain})
-            aligned = np.nan if skipped else 2 * (1 - measured.shrink) * measured.we / measured.ww
-            columns |= _nullable({"alignment": np.broadcast_to(aligned, lr.shape), **self._measured_gains(turned)})
+            growth = np.zeros_like(lr) if skipped else measured.growth
+            columns |= _nullable({"growth": growth, **self._measured_gains(turned)})
             self._norm_after = measured.norm if skipped else np.sqrt(measured.norm_sq_after)
             self._speed = measured.moved / lr
         columns["step"] = np.full(len(self.names), reading.step, dtype=np.int64)
