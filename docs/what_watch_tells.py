@@ -198,8 +198,9 @@ runs are short) and `monitor.log(loss=loss)`. What follows is the output of `pri
 for word, and how to read it. The networks are small and the data come with scikit-learn and Python, so that you can
 repeat it in a few minutes: `python docs/what_watch_tells.py`.
 
-In all tables `rad/step` is the angle that a weight turns per step over the named steps, and a *prediction* exists where
-a normalisation makes the weight scale-invariant. Nobody asked [`symmetries`](symmetries.md) here, so that `watch`
+In all tables `rad/step` is the angle that a weight turns per step over the named steps. A *prediction* comes from the
+law of scale-invariant weights where a normalisation makes the weight one, and from a measured [growth
+gain](concepts/gain.md) G for other matrices. Nobody asked [`symmetries`](symmetries.md) here, so that `watch`
 judges by the gradient alone, and says *looks* and *undecided* ([findings](findings.md) has the rule).
 """
 
@@ -210,7 +211,7 @@ SECTIONS = {
 `BasicBlockResNet(16, (1, 1, 1))` on digits under noise, SGD with lr 0.1, momentum 0.9 and weight decay 5e-4, a
 cosine that is stepped every epoch.""",
         """\
-Every convolution feeds a BatchNorm, so it looks scale-invariant and has a prediction; the last layer does not.
+Every convolution feeds a BatchNorm, so it looks scale-invariant; the last layer does not, and has a measured gain.
 The ratio near 1 says that the recursion from norm, lr and weight decay explains the speed of each layer to a few per
 cent. *equilibrium* is where this lr x wd would lead if it stayed: at the end of a cosine it does not, and the column
 says how far the norm lags behind. Nothing to do.""",
@@ -220,10 +221,10 @@ says how far the norm lags behind. Nothing to do.""",
         """\
 Four pre-norm blocks of torch's encoder, 48 wide, AdamW with weight decay 0.05 under `OneCycleLR` to 3e-3.""",
         """\
-Normalisation comes before the matrices of a pre-norm block, so that none of them is scale-invariant by itself
-and nothing is predicted. What was measured: all blocks turn alike. The headline is of the last steps before lr is next
-to nothing, and names their lr; the sentence after it is of the whole run. To find out what is invariant instead of
-waiting for the evidence: `eq.symmetries(eq.objective(model, loss), batches)`.""",
+Normalisation comes before the matrices of a pre-norm block, so that none of them is scale-invariant by itself:
+all predictions come from measured gains. The headline is of the last steps before lr is next to nothing, and names
+their lr. There single angles scatter, and gains are unsure: a gain is the growth of the norm per squared angle, and
+both are tiny. To find out what is invariant: `eq.symmetries(eq.objective(model, loss), batches)`.""",
     ),
     nanogpt: (
         "nanoGPT's loop",
@@ -233,8 +234,9 @@ accumulated gradients, clipping at 1, and an lr that the loop writes into the gr
 """.rstrip(),
         """\
 Matrices of one kind share a row with their median and range. They turn alike in all blocks; only the first block's
-`down` is slower than its siblings, and has the largest norm among them, which is the news of this run. Embedding and
-head do not look scale-invariant: their gradient has a steady component along the weight.""",
+`down` is slower than its siblings, and has the largest norm among them, which is the news of this run. No matrix is
+scale-invariant, and all turn as their measured gains predict. The norm of an attention output grows fastest, pushed
+outward by the gradient; at 5,000 steps of time constant, 600 steps are too few for an equilibrium.""",
     ),
     qwen3: (
         "A Qwen3",

@@ -368,7 +368,8 @@ def test_a_layer_that_does_not_look_scale_invariant_says_its_mean_cosine():
     layer = summarise(table, metadata=clean().metadata)[0]
     assert layer.invariant is False
     assert layer.sentence.endswith(
-        "it does not look scale-invariant (mean cosine with its gradient -0.05), so no law applies."
+        "it does not look scale-invariant (mean cosine with its gradient -0.05), and it is a vector, whose growth gain "
+        "is not steady."
     )
     # lr wd / (1 - momentum) = 2e-3: a mean cosine of 0.003 has a strength of 0.095, and one of 0.0035 of 0.11.
     for cosine, invariant in ((0.003, True), (0.0035, False)):

@@ -106,6 +106,6 @@ def _table(columns_by_name: dict[str, list[np.ndarray]], layers: int, steps: int
     columns: dict[str, Any] = {name: np.stack(rows).ravel() for name, rows in columns_by_name.items()}
     columns["step"] = np.repeat(np.arange(steps), layers)
     columns["param"] = [f"layer{at}" for at in range(layers)] * steps
-    columns |= {name: [None] * (layers * steps) for name in ("state", "note")}
+    columns |= {name: [None] * (layers * steps) for name in ("state", "note", "law")}
     table = pa.table({field.name: pa.array(columns[field.name], field.type) for field in _PLAIN})
     return table.cast(SAMPLE_FIELDS)

@@ -26,6 +26,7 @@ def rows(steps: Iterable[int], params: tuple[str, ...] = PARAMS) -> dict[str, An
         columns[name] = step * 1000.0 + index + position / 64
     columns["state"] = [("settled", "rising")[int(s) % 2] for s in step]
     columns["note"] = [("skipped", None)[int(s) % 2] for s in step]
+    columns["law"] = [("invariant", None, "measured gain")[int(s) % 3] for s in step]
     return columns
 
 
@@ -36,7 +37,7 @@ def assert_rows(table: pa.Table, steps: Iterable[int], params: tuple[str, ...] =
     for name in ("step", *FLOATS):
         assert table[name].null_count == 0, name
         np.testing.assert_array_equal(table[name].to_numpy(), expected[name], err_msg=name)
-    for name in ("param", "state", "note"):
+    for name in ("param", "state", "note", "law"):
         assert table[name].to_pylist() == expected[name], name
 
 

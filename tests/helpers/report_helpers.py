@@ -83,7 +83,7 @@ def table(at: np.ndarray, names: list[str], columns: dict[str, np.ndarray]) -> p
     arrays = [pa.array(np.repeat(at, count)), pa.array(np.tile(names, len(at)), pa.string()).dictionary_encode()]
     arrays += [pa.array(columns.get(name, empty).ravel(), from_pandas=True) for name in NUMBERS]
     states = _states(columns) if "lr" in columns else np.full(empty.shape, "none")
-    arrays += [pa.array(states.ravel(), pa.string()).dictionary_encode(), pa.nulls(empty.size, pa.string())]
+    arrays += [pa.array(states.ravel(), pa.string()).dictionary_encode(), *[pa.nulls(empty.size, pa.string())] * 2]
     return pa.table(dict(zip(SAMPLE_FIELDS.names, arrays, strict=True))).cast(SAMPLE_FIELDS)
 
 

@@ -248,6 +248,7 @@ def _table(out: dict, states: np.ndarray, notes: np.ndarray, layers: Sequence[st
         flat = values[sampled].ravel()
         columns[name] = pa.array(flat, mask=np.isnan(flat))
     columns["state"], columns["note"] = list(states[sampled].ravel()), list(notes[sampled].ravel())
+    columns["law"] = [None] * len(columns["param"])
     return pa.table(
         {field.name: pa.array(columns[field.name], type=field.type) for field in SAMPLE_FIELDS}, schema=SAMPLE_FIELDS
     )

@@ -17,7 +17,7 @@ from equilibria.errors import EquilibriaError
 from equilibria.monitor.monitor import Monitor
 from equilibria.records.tables import NUMBERS
 
-WORDS = ("step", "param", "state", "note")
+WORDS = ("step", "param", "state", "note", "law")
 
 OPTIMIZERS = {
     "SGD": lambda net: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-3, nesterov=True),

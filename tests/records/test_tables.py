@@ -30,7 +30,7 @@ def test_the_columns_other_code_relies_on():
     assert promised <= set(SAMPLE_SCHEMA.names)
     kinds = {name: SAMPLE_SCHEMA.field(name).type for name in SAMPLE_SCHEMA.names}
     assert kinds.pop("step") == pa.int64()
-    assert kinds.pop("param") == kinds.pop("state") == kinds.pop("note") == WORDS
+    assert kinds.pop("param") == kinds.pop("state") == kinds.pop("note") == kinds.pop("law") == WORDS
     assert set(kinds.values()) == {pa.float64()}
 
 

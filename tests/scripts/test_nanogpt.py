@@ -33,8 +33,10 @@ def test_a_gpt_is_measured_without_alarm():
     assert_nothing_alarming(run)
     assert run.findings() == ()
     table = " ".join(str(run.table()).split())
-    assert "The 10 layers turn" in table and "No layer has a prediction" in table
-    assert "÷" not in table and "Nothing could be compared" not in table
+    assert "of 10 layers turn as predicted" in table and "from a measured growth gain G" in table
+    assert "transformer.h.0.attn.c_proj" in table and "random steps" in table and "Norms need 1/(2 lr wd) =" in table
+    laws = of_layer(run, "transformer.h.0.attn.c_attn.weight")["law"].to_pylist()
+    assert laws[-1] == "measured gain" and laws.count(None) == 79  # the last of eight batches of ten steps ends here
     assert "transformer.h.0.attn.c_attn" in table
     logged = run.metrics()
     assert logged["name"].to_pylist() == ["loss"] * STEPS

@@ -104,8 +104,8 @@ class Layer:
 
     @property
     def predictable(self) -> bool:
-        """Whether it is scale-invariant, or looks so, and has a law; not while that is undecided."""
-        return bool(self.summary.invariant) and self.rule is not None
+        """Whether the law of invariant weights predicts it: not while that is undecided, nor from a measured gain."""
+        return bool(self.summary.invariant) and self.rule is not None and not self.summary.by_gain
 
     def rule_at(self, row: int) -> Rule | None:
         """The rule with the settings of one sample."""

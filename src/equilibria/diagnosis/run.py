@@ -97,16 +97,11 @@ def invariance(taken: Series, entries: Sequence[Mapping[str, Any]]) -> list[bool
     labels: list[bool | None] = [entry.get("invariant") for entry in entries]
     sizes = np.array([float(entry.get("entries", 0)) for entry in entries])
     unlabelled = [label is None and size > 0 for label, size in zip(labels, sizes.tolist(), strict=True)]
-    per_row = {name: taken.columns[name] for name in (*SETTINGS, "grad_norm", "norm")}
-    decay = np.full(taken.first[-1], np.nan)
-    for described in {_of_decay(entry) for entry in entries}:
-        rows = np.repeat([_of_decay(entry) == described for entry in entries], taken.counts)
-        columns = {name: values[rows] for name, values in per_row.items()}
-        decay[rows] = decay_in_force(dict(described), **columns, entries=np.repeat(sizes, taken.counts)[rows])
+    decay = decays(taken, entries)
     known = taken.only(cosine=taken.columns["cosine"], decay=decay)
     known = known.where(np.isfinite(known.columns["cosine"]) & np.isfinite(decay))
-    for positions, (cosine, decays) in known.blocks("cosine", "decay"):
-        verdicts = looks_invariant(cosine, decays, entries=sizes[positions])
+    for positions, (cosine, in_force) in known.blocks("cosine", "decay"):
+        verdicts = looks_invariant(cosine, in_force, entries=sizes[positions])
         for position, verdict in zip(positions.tolist(), verdicts.tolist(), strict=True):
             if unlabelled[position] and verdict == verdict:
                 labels[position] = verdict == 1
@@ -129,6 +124,17 @@ def _with_siblings(
     ]
     undecided = {kind for kind, verdict in zip(kinds, looks, strict=True) if verdict is None and kind is not None}
     return [None if kind in undecided else verdict for kind, verdict in zip(kinds, looks, strict=True)]
+
+
+def decays(series: Series, entries: Sequence[Mapping[str, Any]]) -> Array:
+    """The decay in force of every row."""
+    per_row = {name: series.columns[name] for name in (*SETTINGS, "grad_norm", "norm")}
+    per_row["entries"] = np.repeat([float(entry.get("entries", 0)) for entry in entries], series.counts)
+    decay = np.full(series.first[-1], np.nan)
+    for described in {_of_decay(entry) for entry in entries}:
+        rows = np.repeat([_of_decay(entry) == described for entry in entries], series.counts)
+        decay[rows] = decay_in_force(dict(described), **{name: values[rows] for name, values in per_row.items()})
+    return decay
 
 
 def _of_decay(entry: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

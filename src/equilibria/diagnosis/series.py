@@ -19,7 +19,7 @@ from equilibria.records.tables import (
     REMOVED,
     SAMPLE_FIELDS,
     SKIPPED,
-    STATES,
+    WORDS,
 )
 
 Array = NDArray[Any]
@@ -29,7 +29,7 @@ _NO_STEP = [NOTES.index(word) for word in (SKIPPED, NOT_FINITE, NO_GRADIENT, REM
 _JUMP = 0.1  # relative change of a setting between two samples that ends a window
 _ALIKE = 2  # factor between a setting and its last value up to which a sample counts as taken at the present settings
 _HUGE = 1e50  # above it, and below its inverse, squares and ratios of ratios leave the range of float64
-_SIGNED = ("cosine", "momentum_unit_grad_sq", "pull")
+_SIGNED = ("cosine", "momentum_unit_grad_sq", "pull", "growth", "gain")
 _MAY_VANISH = ("grad_norm", "update_norm")
 
 
@@ -40,8 +40,7 @@ class Series:
     Attributes:
         names: the parameters, in the order of the metadata.
         first: first row of each parameter, and the number of rows as one more entry.
-        columns: ``step`` and the numbers, NaN where null; ``state`` and ``note`` as positions in STATES and NOTES,
-            -1 where null.
+        columns: ``step`` and the numbers, NaN where null; text as positions in its list of WORDS, -1 where null.
     """
 
     names: tuple[str, ...]
@@ -188,8 +187,7 @@ def by_parameter(samples: pa.Table, *, metadata: Mapping[str, Any]) -> Series:
     rows = np.lexsort((step, rank[codes]))
     columns = {name: _plausible(name, samples[name].to_numpy()[rows]) for name in NUMBERS}
     columns["step"] = step[rows]
-    columns["state"] = _positions(samples["state"], STATES)[rows]
-    columns["note"] = _positions(samples["note"], NOTES)[rows]
+    columns |= {name: _positions(samples[name], words)[rows] for name, words in WORDS.items()}
     first = np.concatenate([[0], np.cumsum(counts[order])]).astype(np.int64)
     return Series(tuple(words[code] for code in order), first, columns)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from equilibria.diagnosis.budget import LayerBudget, layer_budgets, missing_gain
 from equilibria.diagnosis.metadata import settings_text, three_digits
 from equilibria.diagnosis.run import SampledRun, sampled_run
 from equilibria.diagnosis.series import (
@@ -24,7 +25,7 @@ from equilibria.diagnosis.series import (
 )
 from equilibria.errors import whole
 from equilibria.findings import counted
-from equilibria.records.tables import DISTURBED, NO_EQUILIBRIUM, SETTLED, STATES
+from equilibria.records.tables import DISTURBED, GAIN_LAW, LAWS, NO_EQUILIBRIUM, SETTLED, STATES
 
 LEAST_WINDOW = 20  # samples, where there are as many at about these settings; and fewest to know how far they scatter
 ACCURACY = 0.05  # |ln(measured / predicted angle)| to expect
@@ -35,10 +36,13 @@ _PACE = 5  # samples whose lr gives the pace of a schedule
 _ALIKE = 2  # factor by which norm and angle may disagree about the distance from equilibrium
 _MUCH_LONGER = 10  # times the steps so far: a time to settle beyond it is no number to act on
 _LEAST_RATIO = 1e-9  # stands for 0 of a weight that does not turn: ln(0) can be neither sorted nor written
+_OF_EQUILIBRIUM = (
+    *("angle_equilibrium", "angle_vs_equilibrium", "norm_equilibrium", "norm_vs_equilibrium"),
+    *("steps_to_settle", "epochs_to_settle"),
+)
 _OF_A_LAW = (
-    *("angle_predicted", "angle_vs_predicted", "angle_equilibrium", "angle_vs_equilibrium"),
-    *("norm_predicted", "norm_vs_predicted", "norm_equilibrium", "norm_vs_equilibrium"),
-    *("steps_to_settle", "epochs_to_settle", "angle_error"),
+    *("angle_predicted", "angle_vs_predicted", "norm_predicted", "norm_vs_predicted", "angle_error"),
+    *_OF_EQUILIBRIUM,
 )  # fields that are None for a layer without a law
 
 
@@ -91,6 +95,12 @@ class LayerSummary:
         recorded_from: step of the first sample of the run.
         first_norm: ||w|| at that sample.
         angle_over_run: root mean square angle per step over all samples of the run.
+        law: of the predictions, one of LAWS; None without any, and in records that do not say.
+        gain: the growth gain G at the last sample.
+        gain_error: its standard error.
+        no_gain: why there is neither a gain nor another prediction: a clause about one layer and one about several,
+            with {} for their names; None if there is one.
+        budget: why the norm changed over the window.
     """
 
     name: str
@@ -130,6 +140,16 @@ class LayerSummary:
     first_norm: float | None = None
     angle_over_run: float | None = None
     mean_cosine: float | None = None
+    law: str | None = None
+    gain: float | None = None
+    gain_error: float | None = None
+    no_gain: tuple[str, str] | None = None
+    budget: LayerBudget | None = None
+
+    @property
+    def by_gain(self) -> bool:
+        """Whether its predictions come from its measured growth gain, not from the law of invariant weights."""
+        return self.law == GAIN_LAW
 
     @property
     def few(self) -> bool:
@@ -227,7 +247,13 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
         return ()
     taken = run.taken
     no_law = [_no_law(entry) for entry in run.entries]
-    lawless = np.array([looks is False or reason is not None for looks, reason in zip(run.looks, no_law, strict=True)])
+    law = _last_law(taken)
+    lawless = np.array(
+        [
+            (looks is False and code != LAWS.index(GAIN_LAW)) or reason is not None
+            for looks, reason, code in zip(run.looks, no_law, law.tolist(), strict=True)
+        ]
+    )
     if window is None:
         before_tail = _without_start(_without_tail(taken))
         size = _window_sizes(before_tail)
@@ -253,6 +279,10 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
         steps, epochs = table["steps_to_settle"], table["epochs_to_settle"]
         table["epochs_to_settle"] = np.where(np.isfinite(epochs), epochs, steps / epoch)
     state = recent.last("state")
+    # A window may hold equilibria from before a gain became unsure.
+    unbalanced = (law == LAWS.index(GAIN_LAW)) & (state == STATES.index(NO_EQUILIBRIUM))
+    for name in _OF_EQUILIBRIUM:
+        table[name][unbalanced] = np.nan
     state = np.where(lawless & (state >= 0), STATES.index(NO_EQUILIBRIUM), state)
     settings = zip(*(table[name].tolist() for name in SETTINGS), strict=True)
     columns: dict[str, Iterable[Any]] = {name: _or_none(values) for name, values in table.items()}
@@ -274,7 +304,24 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
         ),
         "no_law": no_law,
         "how_wrong": map(_how_wrong, _or_none(table["angle_vs_predicted"])),
+        "law": (
+            None if code < 0 or void else LAWS[int(code)] for code, void in zip(law.tolist(), lawless, strict=True)
+        ),
+        "budget": layer_budgets(run, recent),
     }
+    columns["no_gain"] = (
+        None
+        if predicted or reason is not None
+        else missing_gain(tuple(entry["shape"]) if "shape" in entry else None, samples=count, steps=steps)
+        for predicted, reason, entry, count, steps in zip(
+            np.isfinite(table["angle_predicted"]).tolist(),
+            no_law,
+            run.entries,
+            taken.counts.tolist(),
+            np.nan_to_num(taken.last("step") - _first(taken, "step")).astype(np.int64).tolist(),
+            strict=True,
+        )
+    )
     in_order = (columns[field.name] for field in dataclasses.fields(LayerSummary))
     return tuple(_without_doubtful_time(LayerSummary(*row)) for row in zip(*in_order, strict=True))
 
@@ -352,9 +399,17 @@ def _last_rows(series: Series, size: Array) -> Series:
     return series.where(np.arange(series.first[-1]) >= np.repeat(begin, series.counts))
 
 
+def _last_law(taken: Series) -> Array:
+    """The position of each parameter's last law in LAWS, -1 without any."""
+    row = last_true(taken, taken.columns["law"] >= 0)
+    known = (row >= taken.first[:-1]) & (taken.counts > 0)
+    return np.where(known, np.append(taken.columns["law"], -1)[np.where(known, row, -1)], -1)
+
+
 def _with_prediction(series: Series, lawless: Array) -> Series:
-    """The rows with a prediction, and all rows of a parameter that has none or, as was decided since, no law."""
+    """The rows with a prediction by the last law, and all rows of a parameter that has none or, since then, no law."""
     known = np.isfinite(series.columns["angle_predicted"])
+    known &= series.columns["law"] == np.repeat(_last_law(series), series.counts)
     without = lawless | (series.sums(known.astype(np.float64)) == 0)
     return series.where(known | np.repeat(without, series.counts))
 
@@ -428,8 +483,8 @@ def _rms(series: Series, values: Array) -> Array:
 
 
 def _present(recent: Series) -> dict[str, Array]:
-    now = ("norm", "norm_predicted", "norm_equilibrium", "steps_to_settle", "epochs_to_settle", *SETTINGS)
-    numbers = {name: recent.last(name) for name in now}
+    now = ("norm", "norm_predicted", "norm_equilibrium", "steps_to_settle", "epochs_to_settle", "gain", "gain_error")
+    numbers = {name: recent.last(name) for name in (*now, *SETTINGS)}
     for name in ("predicted", "equilibrium"):
         numbers[f"norm_vs_{name}"] = numbers["norm"] / numbers[f"norm_{name}"]
     return numbers
@@ -465,23 +520,43 @@ def _clauses(layer: LayerSummary) -> list[str]:
     """The clauses of the sentence after the measured angle."""
     if layer.no_law is not None:
         return [layer.no_law]
-    if layer.invariant is False:
-        return [f"{_not_invariant(layer)}, so no law applies"]
+    if layer.invariant is False and not layer.by_gain:
+        return [f"{_not_invariant(layer)}, {_why_no_gain(layer)}"]
     if layer.angle_predicted is None:
         undecided = layer.invariant is None and layer.mean_cosine is not None
-        why = "whether it is scale-invariant is undecided, so " if undecided else ""
-        return [f"{why}there is no prediction for it"]
+        why = "whether it is scale-invariant is undecided, " if undecided else ""
+        return [f"{why}{_why_no_gain(layer)}"]
     predicts = f"{layer.settings} predicts {layer.angle_predicted:.3g}"
-    if layer.invariant is None:
+    if layer.by_gain:
+        predicts = f"its measured gain {gain_text(layer)} predicts {layer.angle_predicted:.3g}"
+    elif layer.invariant is None:
         return [f"{predicts} if it is scale-invariant, which is undecided"]
     if layer.weight_decay == 0:
-        return [predicts, "without weight decay its norm grows and it turns ever more slowly: there is no equilibrium"]
+        turns = "" if layer.by_gain else "its norm grows and it turns ever more slowly: "
+        return [predicts, f"without weight decay {turns}there is no equilibrium"]
     if layer.angle_equilibrium is None:
-        return [predicts, "with these settings there is no equilibrium"]
+        why = "its gain is not surely positive: " if layer.by_gain else "with these settings "
+        return [predicts, f"{why}there is no equilibrium"]
     if layer.state == SETTLED:
         return [predicts, "it is settled"]
     when = "now" if layer.last_lr == layer.lr else "there"
     return [f"{predicts} {when} and {layer.angle_equilibrium:.3g} in equilibrium", _distance(layer)]
+
+
+def gain_text(layer: LayerSummary) -> str:
+    """The growth gain with its standard error.
+
+    Example:
+        >>> at = dict.fromkeys((field.name for field in dataclasses.fields(LayerSummary)))
+        >>> gain_text(LayerSummary(**at | {"gain": 23.4, "gain_error": 1.52}))
+        '23.4 ± 1.5'
+    """
+    return "" if layer.gain is None else f"{layer.gain:.3g} ± {layer.gain_error or math.nan:.2g}"
+
+
+def _why_no_gain(layer: LayerSummary) -> str:
+    one = "{} has no prediction" if layer.no_gain is None else layer.no_gain[0]
+    return f"and {one.format('it')}"
 
 
 def _not_invariant(layer: LayerSummary) -> str:

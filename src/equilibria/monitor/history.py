@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from equilibria.records.tables import SAMPLE_FIELDS
 
-_MOST_ROWS = 680_000  # at most 200 MB: 270 bytes a row where a step has one row, 230 where it has sixty
+_MOST_ROWS = 640_000  # at most 200 MB: 300 bytes a row where a step has one row, 260 where it has sixty
 _BLOCK = 256  # sampled steps per table: an Arrow table of one row takes as much memory as one of a hundred
 _BLOCK_ROWS = 65_536  # of the largest block: thinning copies one block at a time
 
@@ -37,7 +37,7 @@ def _frozen(values: Any) -> Any:
 
 
 class History:
-    """Samples in memory; beyond 680,000 rows it drops every second sampled step, again and again.
+    """Samples in memory; beyond 640,000 rows it drops every second sampled step, again and again.
 
     The record on disk is complete; this is for looking at a run while it trains. `equilibria.records` thins a recorded
     run by layer, keeps the first sample of every block with the extremes of the others, and forgets rows after a

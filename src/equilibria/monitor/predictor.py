@@ -23,7 +23,7 @@ the root mean square of its last 20 measured angles is within a factor of 1.28 o
 Validity. The laws hold for scale-invariant weights, whose gradient is orthogonal to the weight. Without labels from
 `equilibria.symmetries`, the mean cosine of weight and gradient decides once (`equilibria.diagnosis.invariance`). Until
 then a weight whose cosines have stayed well below those of two random directions gets provisional predictions. Other
-weights get no prediction.
+weights are left to `equilibria.monitor.gain`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 TOLERANCE = 0.05  # of the angle, within which a weight is settled
-_LEFT = 0.075  # and outside of which it no longer is: the gap keeps noise from flipping the state
+LEFT = 0.075  # and outside of which it no longer is: the gap keeps noise from flipping the state
 _ANGLES = 20  # samples whose root mean square angle is compared with the equilibrium's
 _ABOUT = 0.25  # log ratio of the two up to which a weight may count as settled: single angles scatter
 
@@ -217,7 +217,7 @@ class Predictor:
             if relax is not None:
                 ratio = measured.norm / norm_equilibrium
                 steps = relax.steps(ratio, tolerance=TOLERANCE)
-                within = relax.steps(ratio, tolerance=_LEFT) == 0
+                within = relax.steps(ratio, tolerance=LEFT) == 0
                 settled = self._settled = (steps == 0) | (self._settled & within)
             # With a vanishing gradient the norm alone may fit: it must also turn about as in equilibrium.
             turns = np.abs(np.log(np.sqrt(self._angle_sq.value) / angle_equilibrium)) < _ABOUT

@@ -141,6 +141,13 @@ class MeasuredStep:
             return kept * kept * self.ww + 2 * kept * self.we + self.ee
 
     @property
+    def growth(self) -> Array:
+        """||w'||^2 / ||w||^2 - 1, with all its digits."""
+        s = self.shrink
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            return s * (s - 2) + (2 * (1 - s) * self.we + self.ee) / self.ww
+
+    @property
     def moved(self) -> Array:
         """||w' - w||."""
         s = self.shrink

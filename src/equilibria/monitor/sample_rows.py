@@ -13,12 +13,15 @@ import torch
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
+from equilibria.monitor.gain import GainPredictor
 from equilibria.monitor.predictor import OptimizerMemory, Prediction, Predictor
 from equilibria.monitor.reading import MeasuredStep, StepReading
 from equilibria.monitor.settings_log import Settings
 from equilibria.records.tables import (
     CHANGED_OUTSIDE,
     DISTURBED,
+    GAIN_LAW,
+    INVARIANT_LAW,
     NO_EQUILIBRIUM,
     NO_GRADIENT,
     NOT_FINITE,
@@ -38,6 +41,7 @@ _MOVED_BETWEEN = 1e-5  # relative change of the norm between two steps that roun
 _FURTHER = 5  # times the length of the sampled steps, which the steps between them do not reach on average
 _ULPS = 8  # relative update in units of the type's eps above which rounding changes its square by less than 0.1 %
 _ABOUT_GRADIENT = ("grad_norm", "cosine", "unit_grad_sq")
+_NUMBERS = ("angle", "norm", "angle_equilibrium", "norm_equilibrium", "steps_to_settle")  # that both laws predict
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,8 @@ class SampleBuilder:
             int(group): Predictor(self._entries[self._groups == group], invariant=invariant[self._groups == group])
             for group in sorted(set(self._groups))
         }
+        self._gains = {group: GainPredictor(self._entries[self._groups == group]) for group in self._predictors}
+        self._is_matrix = self._per_row([layer.param.dim() > 1 for layer in watched]).astype(bool)
         self._distinct = list(self._predictors)
         self._group_rows = np.searchsorted(self._distinct, self._groups)  # position of each row's group among these
         single = len(self._predictors) == 1  # then all rows are its own
@@ -111,8 +117,10 @@ class SampleBuilder:
             measured = self._measured(reading, products)
             lr, weight_decay, momentum = np.array([settings[group][:3] for group in self._distinct])[self._group_rows].T
             changed, jumped = self._changed(reading, measured, lr)
-            prediction, restart = self._predict(reading, measured, products, changed=changed, skipped=skipped)
             turned = self._per_row([angle is not None for angle in reading.promised]).astype(bool)
+            prediction, by_gain, restart = self._predict(
+                reading, measured, products, changed=changed, skipped=skipped, turned=turned
+            )
             if turned.any():
                 prediction = _as_promised(prediction, self._per_row(reading.promised).astype(np.float64), turned)
             columns = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
@@ -120,11 +128,14 @@ class SampleBuilder:
             columns |= _prediction_columns(prediction, steps_per_epoch=self._steps_per_epoch)
             gain = self._update_gain(reading, measured, settings, turned)
             columns |= _nullable({"pull": products[:, 9], "scaled_grad_sq": products[:, 10], "update_gain": gain})
+            growth = np.zeros_like(lr) if skipped else measured.growth
+            columns |= _nullable({"growth": growth, **self._measured_gains(turned)})
             self._norm_after = measured.norm if skipped else np.sqrt(measured.norm_sq_after)
             self._speed = measured.moved / lr
         columns["step"] = np.full(len(self.names), reading.step, dtype=np.int64)
         columns["param"] = self.names
         balanced = np.isfinite(prediction.norm_equilibrium) | (turned & prediction.settled)
+        columns["law"] = _laws(prediction, by_gain, turned)
         columns["state"] = self._labels.update(prediction.settled, changed=changed | jumped, balanced=balanced)
         rescaled = self._scale(reading) != 1
         removed = self._per_row(reading.removed).astype(bool)
@@ -147,6 +158,7 @@ class SampleBuilder:
         return {
             "names": list(self.names),
             "predictors": {group: predictor.state_dict() for group, predictor in self._predictors.items()},
+            "gains": {group: predictor.state_dict() for group, predictor in self._gains.items()},
             "labels": self._labels.state_dict(),
             "norm_after": torch.from_numpy(self._norm_after.copy()),
             "speed": torch.from_numpy(self._speed.copy()),
@@ -160,6 +172,8 @@ class SampleBuilder:
         """Restore the state from a checkpoint of the same weights."""
         for group, predictor in self._predictors.items():
             predictor.load_state_dict(state["predictors"][group])
+            if "gains" in state:  # a checkpoint of an earlier version has none: they are measured again
+                self._gains[group].load_state_dict(state["gains"][group])
         self._labels.load_state_dict(state["labels"])
         arrays = (state[name].numpy().copy() for name in ("norm_after", "speed", "stale"))
         self._norm_after, self._speed, self._stale = arrays
@@ -251,15 +265,28 @@ class SampleBuilder:
     # ---- predicted
 
     def _predict(
-        self, reading: StepReading, measured: MeasuredStep, products: Array, *, changed: Flags, skipped: bool
-    ) -> tuple[Prediction, bool]:
-        """The prediction of all rows, group by group, and whether the predictions must start again."""
+        self,
+        reading: StepReading,
+        measured: MeasuredStep,
+        products: Array,
+        *,
+        changed: Flags,
+        skipped: bool,
+        turned: Flags,
+    ) -> tuple[Prediction, Flags, bool]:
+        """The prediction of all rows, group by group; which rows the measured gain predicts; whether to start again.
+
+        The measured gain predicts the matrices that the law of invariant weights does not, unless a controller turns
+        them.
+        """
         parts: dict[str, NDArray[Any]] = {
             field.name: np.zeros(len(self.names), dtype=bool)
             if field.name in ("settled", "invariant")
             else np.full(len(self.names), np.nan)
             for field in dataclasses.fields(Prediction)
         }
+        by_gain: dict[str, NDArray[Any]] = {name: np.full(len(self.names), np.nan) for name in _NUMBERS}
+        settled_by_gain = np.zeros(len(self.names), dtype=bool)
         combined, starts, restart = self._per_row(reading.combined), self._per_row(reading.starts), False
         for group, predictor in self._predictors.items():
             rule, rows = reading.laws[group].rule, self._rows[group]
@@ -274,20 +301,38 @@ class SampleBuilder:
                 restart = True
                 continue
             part = MeasuredStep(**{f.name: getattr(measured, f.name)[rows] for f in dataclasses.fields(MeasuredStep)})
+            rescalings = [(count - first, self._per_row(by)[rows]) for count, by in reading.rescalings]
             prediction = predictor.predict(
                 reading.count,
                 part,
                 rules,
                 memory=memory if start.any() else None,
                 skipped=skipped,
-                rescalings=[(count - first, self._per_row(by)[rows]) for count, by in reading.rescalings],
+                rescalings=rescalings,
             )
             for name in parts:
                 parts[name][rows] = getattr(prediction, name)
+            other = self._gains[group].predict(
+                reading.count, part, rules, changed=changed[rows], skipped=skipped, rescalings=rescalings
+            )
+            settled_by_gain[rows] = other.settled
+            for name, values in by_gain.items():
+                values[rows] = getattr(other, name)
             self._stale[rows] = ~start & (self._stale[rows] | changed[rows])
         restart |= bool((self._stale & changed).any())
         parts["angle"][self._stale] = parts["norm"][self._stale] = np.nan
-        return Prediction(**parts), restart
+        measures = ~parts["invariant"] & self._is_matrix & ~turned
+        for name, values in by_gain.items():
+            parts[name][measures] = values[measures]
+        parts["settled"] |= measures & settled_by_gain
+        return Prediction(**parts), measures, restart
+
+    def _measured_gains(self, turned: Flags) -> dict[str, Array]:
+        """The growth gain of every row and its standard error; unknown where a controller turns the weights."""
+        gain, error = np.full((2, len(self.names)), np.nan)
+        for group, predictor in self._gains.items():
+            gain[self._rows[group]], error[self._rows[group]] = predictor.gain, predictor.error
+        return {"gain": np.where(turned, np.nan, gain), "gain_error": np.where(turned, np.nan, error)}
 
 
 def _eps(layer: Watched) -> float:
@@ -360,6 +405,13 @@ def _as_promised(prediction: Prediction, promised: Array, turned: Flags) -> Pred
     numbers = {name: np.where(turned, np.nan, getattr(prediction, name)) for name in unknown}
     kept = np.where(turned, np.isfinite(promised), prediction.settled)
     return dataclasses.replace(prediction, **angles, **numbers, settled=kept)
+
+
+def _laws(prediction: Prediction, by_gain: Flags, turned: Flags) -> list[str | None]:
+    """The law behind the prediction of every row, None where there is no prediction."""
+    known = np.isfinite(prediction.angle) | np.isfinite(prediction.angle_equilibrium)
+    words = np.where(by_gain, GAIN_LAW, INVARIANT_LAW).tolist()
+    return [word if has_law else None for word, has_law in zip(words, (known & ~turned).tolist(), strict=True)]
 
 
 def _notes(

@@ -14,14 +14,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from equilibria.records.tables import NOTES, NUMBERS, SAMPLE_FIELDS, STATES
+from equilibria.records.tables import NOTES, NUMBERS, SAMPLE_FIELDS, WORDS
 
 Columns = dict[str, NDArray[Any]]
 Integers = NDArray[np.int64]
 
 MOST_ROWS, LEAST_PER_LAYER = 100_000, 100
 _PENDING = 20_000  # rows that wait for the next thinning
-_TEXT = {"state": STATES, "note": NOTES}
 
 
 @dataclass(slots=True)
@@ -155,7 +154,7 @@ class ThinnedSamples:
             name: table[name].to_numpy().astype(np.float64) if name in recorded else missing for name in NUMBERS
         }
         columns |= {
-            name: _word_codes(table[name], words) if name in recorded else no_word for name, words in _TEXT.items()
+            name: _word_codes(table[name], words) if name in recorded else no_word for name, words in WORDS.items()
         }
         angle = columns["angle"]
         known = np.isfinite(angle)
@@ -251,7 +250,7 @@ class ThinnedSamples:
 
 def _empty() -> Columns:
     numbers = {name: np.zeros(0) for name in (*NUMBERS, "square", "low", "high")}
-    integers = ("step", "session", "layer", "place", "count", *_TEXT)
+    integers = ("step", "session", "layer", "place", "count", *WORDS)
     return {**numbers, **{name: np.zeros(0, dtype=np.int64) for name in integers}}
 
 
@@ -274,7 +273,7 @@ def _sample_table(rows: Columns, layers: Sequence[str]) -> pa.Table:
     names = pa.DictionaryArray.from_arrays(pa.array(rows["layer"].astype(np.int32)), pa.array(layers, pa.string()))
     columns: dict[str, pa.Array] = {"step": pa.array(rows["step"]), "param": names}
     columns |= {name: pa.array(rows[name], from_pandas=True) for name in NUMBERS}
-    for name, words in _TEXT.items():
+    for name, words in WORDS.items():
         codes = pa.array(rows[name].astype(np.int32), mask=rows[name] < 0)
         columns[name] = pa.DictionaryArray.from_arrays(codes, pa.array(words, pa.string()))
     return pa.table([columns[name] for name in SAMPLE_FIELDS.names], schema=SAMPLE_FIELDS)

@@ -64,9 +64,12 @@ _SAMPLE_UNITS = {  # "1" is a pure number, "w" the unit of the weights, "g" that
     "pull": "g w",  # <g, w - w of the step before>, from 1,024 coordinates; null under heavy-ball momentum: h~ has it
     "scaled_grad_sq": "g",  # Adam only: <g, g/sqrt(v)>, from the same coordinates
     "update_gain": "1",  # AdamW only: kappa = (1 + b1)/(1 - b1) mean((m/sqrt(v))^2), 1 for independent gradients
+    "growth": "1",  # ||w'||^2 / ||w||^2 - 1 of the step
+    "gain": "1",  # G = (change of ln ||w||^2 + 2 sum eps) / sum angle^2 over the last 6 % of the steps, 80 at least
+    "gain_error": "1",  # its standard error, from eight batches of these steps
 }
 
-SAMPLE_FIELDS = _schema({"step": pa.int64(), "param": _TEXT}, _SAMPLE_UNITS, ("state", "note"))
+SAMPLE_FIELDS = _schema({"step": pa.int64(), "param": _TEXT}, _SAMPLE_UNITS, ("state", "note", "law"))
 """Names, types and units of the sample table's columns."""
 
 NUMBERS = tuple(_SAMPLE_UNITS)
@@ -91,6 +94,16 @@ SKIPPED, NOT_FINITE, CHANGED_OUTSIDE, NO_GRADIENT, RESCALED, REMOVED = (
 NOTES = (SKIPPED, NOT_FINITE, CHANGED_OUTSIDE, NO_GRADIENT, RESCALED, REMOVED)
 """Values of the sample table's ``note``; null for an ordinary sample. A controller of this package that rescales a
 weight announces it, and predictions continue across it; any other change between two steps is outside."""
+
+INVARIANT_LAW, GAIN_LAW = "invariant", "measured gain"
+LAWS = (INVARIANT_LAW, GAIN_LAW)
+"""Values of the sample table's ``law``: the law that a row's prediction comes from. That of scale-invariant weights
+needs no measured norm after its start; for other matrices the growth gain is measured. Null without a prediction, for
+an angle that a controller promises, and in records before format 1.4, whose predictions are those of invariant
+weights."""
+
+WORDS: Final[dict[str, tuple[str, ...]]] = {"state": STATES, "note": NOTES, "law": LAWS}
+"""The words of the sample table's text columns."""
 
 
 def unit(column: str) -> str:

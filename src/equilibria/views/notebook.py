@@ -137,6 +137,51 @@ def svg_chart(lines: Sequence[Line], *, x: str, y: str, log: bool = False) -> st
     return _svg(f"{y} over {x}", [*grid, _text(2, 10, y, "start"), *ends, *paths, *_legend(lines)])
 
 
+def svg_stack(parts: Sequence[Line], total: Line, *, x: str, y: str) -> str:
+    """Parts of a sum over a common axis, stacked upward where positive and downward where negative, with their sum.
+
+    Args:
+        parts: as areas, all with the same x; named in a legend below.
+        total: drawn as a line above them.
+        x: the horizontal axis, with its unit.
+        y: the vertical axis, with its unit.
+    """
+    if len(total.x) < 2:
+        return ""
+    above, below = [0.0] * len(total.x), [0.0] * len(total.x)
+    bands: list[tuple[Line, list[float], list[float]]] = []
+    for part in parts:
+        for stack, sign in ((above, 1), (below, -1)):
+            inner = list(stack)
+            for place, value in enumerate(map(float, part.y)):
+                stack[place] += value if value * sign > 0 else 0.0
+            bands.append((part, inner, list(stack)))
+    low, high = _ends([*above, *below, *map(float, total.y)])
+    begin, end = _ends([float(value) for value in total.x])
+    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+
+    def place_at(x_value: float, y_value: float) -> str:
+        across, up = (x_value - begin) / (end - begin), (y_value - low) / (high - low)
+        return f"{_LEFT + width * across:.1f},{_TOP + height * (1 - up):.1f}"
+
+    areas = [
+        f'<polygon fill="{part.colour}" fill-opacity=".55" points="'
+        f"{' '.join(map(place_at, map(float, part.x), outer))} "
+        f'{" ".join(reversed([*map(place_at, map(float, part.x), inner)]))}"/>'
+        for part, inner, outer in bands
+        if inner != outer
+    ]
+    line = " ".join(map(place_at, map(float, total.x), map(float, total.y)))
+    areas.append(f'<polyline fill="none" stroke="{total.colour}" stroke-width="1.8" points="{line}"/>')
+    levels = sorted({low, 0.0, high})
+    grid = [_level(_TOP + height * (1 - (level - low) / (high - low)), _short(level)) for level in levels]
+    ends = [
+        _text(_LEFT, _HEIGHT - _BOTTOM + 14, _short(begin), "start"),
+        _text(_WIDTH - _RIGHT, _HEIGHT - _BOTTOM + 14, f"{_short(end)} {x}", "end"),
+    ]
+    return _svg(f"{y} over {x}", [*grid, _text(2, 10, y, "start"), *ends, *areas, *_legend([*parts, total])])
+
+
 def svg_bars(shares: Sequence[tuple[str, float]], *, label: str) -> str:
     """Shares of a whole as horizontal bars, as SVG; empty if there is nothing to draw.
 
@@ -206,7 +251,7 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
 def _svg(title: str, parts: Sequence[str], *, height: int = _HEIGHT) -> str:
     return (
         f'<svg viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" role="img" '
-        f'aria-label="{escape(title)}" style="max-width:100%;height:auto;font:11px system-ui,sans-serif">'
+        f'aria-label="{escape(title)}" font-family="system-ui,sans-serif" font-size="11">'
         f"{''.join(parts)}</svg>"
     )
 

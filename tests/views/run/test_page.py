@@ -13,6 +13,7 @@ from tests.helpers.pages import EVIL, check_nothing_is_loaded, check_policy, dat
 from tests.helpers.report_helpers import KINDS, layer_names, metadata, run, table, transformer_run
 
 from equilibria.diagnosis import diagnose
+from equilibria.diagnosis.budget import missing_gain
 from equilibria.diagnosis.siblings import kind_of
 from equilibria.diagnosis.summary import summarise
 from equilibria.errors import EquilibriaError
@@ -165,15 +166,15 @@ def test_the_headline_agrees_with_the_findings():
 def test_the_headline_says_why_nothing_is_predicted():
     (layer,) = summarise(run(1)[0], metadata=run(1)[1])
     bare = dataclasses.replace(layer, angle_vs_predicted=None, how_wrong=None, invariant=False)
-    assert "No layer has a prediction: they do not look scale-invariant." in run_details([bare] * 3)
+    assert "No layer has a prediction: they have no prediction in these samples." in run_details([bare] * 3)
     labelled = dataclasses.replace(bare, how="no")
-    assert "No layer has a prediction: they are not scale-invariant." in run_details([labelled] * 3)
+    assert "No layer has a prediction: they have no prediction in these samples." in run_details([labelled] * 3)
     undecided = dataclasses.replace(bare, invariant=None, mean_cosine=0.01)
-    assert "it is undecided whether 2 are scale-invariant; 1 does not look scale-invariant." in run_details(
+    assert "it is undecided whether 2 are scale-invariant; 1 has no prediction in these samples." in run_details(
         [undecided, bare, undecided]
     )
-    assert "QK-norm" in run_details([bare] * 3) and "equilibria.symmetries finds" in run_details([bare] * 3)
-    assert "QK-norm" not in run_details([dataclasses.replace(bare, no_law="no law for RMSprop")])
+    early = dataclasses.replace(bare, no_gain=missing_gain((64, 64), samples=20, steps=200))
+    assert "No layer has a prediction: they need 5 more samples for a growth gain." in run_details([early] * 3)
 
 
 def test_without_findings_only_what_was_compared_is_claimed():
@@ -187,8 +188,8 @@ def test_without_findings_only_what_was_compared_is_claimed():
         "No findings",
         "There is no prediction to judge the angles by; no other check found a fault.",
     )
-    assert "No layer has a prediction: 2 do not look scale-invariant; no law for Adagrad (1 layer)." in run_details(
-        [bare, lawless, bare]
+    assert "No layer has a prediction: 2 have no prediction in these samples; no law for Adagrad (1 layer)." in (
+        run_details([bare, lawless, bare])
     )
 
 
@@ -243,7 +244,8 @@ def test_siblings_are_folded_into_one_row_with_median_range_and_the_unlike_ones(
 
 def test_columns_without_a_value_are_left_out():
     samples, metadata = transformer_run(12)
-    (head,) = re.findall(r"<thead>(.*?)</thead>", page_of(samples, metadata=metadata), flags=re.DOTALL)
+    head, budget = re.findall(r"<thead>(.*?)</thead>", page_of(samples, metadata=metadata), flags=re.DOTALL)
+    assert "random steps" in budget
     titles = re.findall(r">([^<]+)</th>", head)
     assert titles == ["layer", "measured, rad per step", "norm", "norm ÷ that at step 0"]
     assert 'id="order"' not in page_of(samples, metadata=metadata)  # no layer is further off than another

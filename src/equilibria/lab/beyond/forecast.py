@@ -18,7 +18,7 @@ from equilibria.forecasting._backtest import rms
 from equilibria.lab.harness.claim import Claim, Source, demanded_if
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.records.tables import NUMBERS, SAMPLE_FIELDS
+from equilibria.records.tables import NUMBERS, SAMPLE_FIELDS, WORDS
 
 if TYPE_CHECKING:
     import torch
@@ -216,7 +216,7 @@ class PackedRun:
         columns: dict[str, Any] = {"step": np.repeat(steps, len(names)), "param": names * len(steps)}
         nothing = np.full((len(steps), len(names)), np.nan)
         columns |= {name: self.arrays.get(name, nothing).ravel() for name in NUMBERS}
-        columns |= {name: [None] * (len(steps) * len(names)) for name in ("state", "note")}
+        columns |= {name: [None] * (len(steps) * len(names)) for name in WORDS}
         plain = pa.schema(
             [
                 field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field

@@ -31,11 +31,9 @@ STATE_MARKS = {SETTLED: "✓", SETTLING: "→", DISTURBED: "!", NO_EQUILIBRIUM: 
 """A sign for every state, for readers who do not see its colour."""
 
 _REASONS = 3  # why there is no prediction, at most
+_SLIGHT = 0.005  # change of ln ||w||^2 per 100 steps that needs no reason
+_SHORT = 1 / 3  # of the steps so far: norms that settle sooner follow lr x wd
 _ONE_NUMBER = 1.25  # kinds of layers whose angles are within this factor of each other share one number
-_WHERE_PREDICTED = (
-    "Predictions are for weights that a normalisation follows, such as BatchNorm or QK-norm; equilibria.symmetries "
-    "finds them."
-)
 
 
 def worst_first(layers: Sequence[LayerSummary]) -> list[LayerSummary]:
@@ -61,12 +59,12 @@ def most_telling_first(layers: Sequence[LayerSummary]) -> list[LayerSummary]:
 
 
 def has_verdict(layer: LayerSummary) -> bool:
-    """Whether its prediction can be judged: not while it is undecided whether the layer is scale-invariant."""
-    return layer.angle_vs_predicted is not None and layer.invariant is not None
+    """Whether its prediction can be judged: that of invariant weights not while it is undecided whether it is one."""
+    return layer.angle_vs_predicted is not None and (layer.invariant is not None or layer.by_gain)
 
 
 def as_predicted(layer: LayerSummary) -> bool | None:
-    """Whether the measured angle is the predicted one; False only where a finding says so, None if unsure.
+    """Whether the measured angle is the predicted one; None if unsure.
 
     Unsure is a layer without a prediction, with too few samples, or off by more than the tolerance but not by more than
     chance.
@@ -107,7 +105,51 @@ def run_details(layers: Sequence[LayerSummary]) -> str:
         return " ".join(filter(None, [_over_run(layers), _without_prediction(layers)]))
     first, verdict = worst_first(list(filter(has_verdict, layers)))[0], _verdict(layers)
     lead = "" if run_headline(layers) == verdict else f"{verdict}. "
-    return f"{lead}{f'Furthest off: {first.sentence}' if len(layers) > 1 else first.sentence}"
+    furthest = f"{lead}{f'Furthest off: {first.sentence}' if len(layers) > 1 else first.sentence}"
+    return " ".join(filter(None, [furthest, _laws(layers), _norm_change(layers), _time_to_settle(layers)]))
+
+
+# ---- the measured gain
+
+
+def _laws(layers: Sequence[LayerSummary]) -> str:
+    """How many predictions come from a measured gain, unless none does."""
+    predicted = list(filter(has_verdict, layers))
+    gains = sum(layer.by_gain for layer in predicted)
+    if not gains:
+        return ""
+    if gains == len(predicted):
+        return f"{'The prediction comes' if gains == 1 else 'All predictions come'} from a measured growth gain G."
+    return (
+        f"{gains:,} of {len(predicted):,} predictions {'comes' if gains == 1 else 'come'} from a measured growth gain "
+        "G, the rest from the law of scale-invariant weights."
+    )
+
+
+def _norm_change(layers: Sequence[LayerSummary]) -> str:
+    """Why the norm of the layer with a measured gain that changes fastest changes."""
+    gains = [layer for layer in layers if layer.by_gain and layer.budget is not None]
+    if not gains:
+        return ""
+    growth, place = max((abs(layer.budget.growth), place) for place, layer in enumerate(gains) if layer.budget)
+    budget = gains[place].budget
+    return "" if budget is None or growth < _SLIGHT else f"{gains[place].name} {budget.sentence}."
+
+
+def _time_to_settle(layers: Sequence[LayerSummary]) -> str:
+    """The time in which norms settle at the largest lr x wd, where that is longer than a third of the run so far."""
+    waits = [
+        (layer.budget.settling, layer.last_step + 1 - (layer.recorded_from or 0), layer.budget.formula)
+        for layer in layers
+        if layer.by_gain and layer.budget is not None and layer.budget.settling is not None
+    ]
+    if not waits:
+        return ""
+    wait, steps, formula = max(waits)
+    if wait < _SHORT * steps:
+        return ""
+    needed = f"{formula} = {plain(wait)} steps"
+    return f"Norms need {needed} to settle at the largest lr x wd; the samples span {steps:,} steps."
 
 
 def headline_and_details(layers: Sequence[LayerSummary], findings: Sequence[Finding]) -> tuple[str, str]:
@@ -365,16 +407,11 @@ def _without_prediction(layers: Sequence[LayerSummary]) -> str:
     reasons = Counter(map(_why_not_compared, layers))
     provisional = any(layer.invariant is None and layer.angle_predicted is not None for layer in layers)
     prediction = "prediction to judge it by" if provisional else "prediction"
-    where = [_WHERE_PREDICTED] if all(layer.invariant is not True and layer.no_law is None for layer in layers) else []
     if len(layers) == 1:
-        none = f"The layer has no {prediction}: {_reason(layers[0], 1)}."
-    else:
-        first = {_why_not_compared(layer): layer for layer in reversed(layers)}
-        parts = [
-            _reason(first[why], count, of_all=count == len(layers)) for why, count in reasons.most_common(_REASONS)
-        ]
-        none = f"No layer has a {prediction}: {'; '.join(parts)}."
-    return " ".join([none, *where])
+        return f"The layer has no {prediction}: {_reason(layers[0], 1)}."
+    first = {_why_not_compared(layer): layer for layer in reversed(layers)}
+    parts = [_reason(first[why], count, of_all=count == len(layers)) for why, count in reasons.most_common(_REASONS)]
+    return f"No layer has a {prediction}: {'; '.join(parts)}."
 
 
 def _reason(layer: LayerSummary, count: int, *, of_all: bool = True) -> str:
@@ -396,6 +433,11 @@ def no_findings(layers: Sequence[LayerSummary]) -> tuple[str, str]:
             "Too early to judge",
             f"A verdict takes {LEAST_WINDOW} samples of a layer, or more where its angles scatter.",
         )
+    if gains := sum(layer.by_gain and layer.surely_off for layer in compared):
+        return "No findings", (
+            f"{counted(gains, 'layer')} of {len(compared):,} {'turns' if gains == 1 else 'turn'} faster or slower than "
+            "measured gain and recent updates predict: the updates change in size. No check found a fault."
+        )
     if off := len(compared) - near:
         return "Nothing is clearly wrong", (
             f"{counted(off, 'layer')} of {len(compared):,} {'is' if off == 1 else 'are'} more than "
@@ -411,10 +453,8 @@ def _why_not_compared(layer: LayerSummary) -> str | tuple[str, str]:
         return layer.no_law
     if layer.angle is None:
         return "{} has no angle in any sampled step", "{} have no angle in any sampled step"
-    if layer.invariant is False and layer.how is not None:
-        return "{} is not scale-invariant", "{} are not scale-invariant"
-    if layer.invariant is False:
-        return "{} does not look scale-invariant", "{} do not look scale-invariant"
+    if layer.no_gain is not None:
+        return layer.no_gain
     if layer.invariant is None and layer.mean_cosine is not None:
         return "it is undecided whether {} is scale-invariant", "it is undecided whether {} are scale-invariant"
     return "{} has no prediction in any sample", "{} have no prediction in any sample"

@@ -26,7 +26,7 @@ _ORDER = (
 )
 _MOST_UNLIKE = 4
 _NOTHING = "–"
-_WORDS = ("state", "how")  # fields whose columns are flush left
+_WORDS = ("state", "law", "how")  # fields whose columns are flush left
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,10 @@ def _columns(layers: Sequence[LayerSummary]) -> list[_Column]:
             _ratios("norm_vs_equilibrium", words=("shorter", "longer")),
             is_wide=False,
         ),
+        *([_Column("growth gain G", "gain", _numbers("gain"))] if any(layer.by_gain for layer in layers) else []),
         _Column("settles in", "steps_to_settle", lambda row: f"<td>{_settles_in(_slowest(row))}</td>"),
         _Column("state", "state", _state_cell, is_wide=False),
+        *([_Column("law", "law", _law)] if any(layer.by_gain for layer in layers) else []),
         _Column("invariant", "how", lambda row: f"<td>{escape(_label(row))}</td>"),
     ]
     if not has_law:
@@ -234,6 +236,11 @@ def _state_cell(row: Siblings) -> str:
     wait = _settles_in(_slowest(row))
     more = "" if wait == _NOTHING else f'<small class="narrow-only">{wait}</small>'
     return f'<td class="state {kind}">{shown}{more}</td>'
+
+
+def _law(row: Siblings) -> str:
+    laws = dict.fromkeys(layer.law or _NOTHING for layer in row.members)
+    return f"<td>{escape(next(iter(laws)) if len(laws) == 1 else 'both')}</td>"
 
 
 def _label(row: Siblings) -> str:

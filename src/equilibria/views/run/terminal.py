@@ -20,7 +20,7 @@ from equilibria.views.run.metrics import last_values
 from equilibria.views.terminal import fitting
 
 _ROOMY = 92  # columns of a terminal: with fewer it is spaced closely
-_SPARE = ("norm*", "ep. left", "steps left", "predicted", "norm", "range")  # what is left out first
+_SPARE = ("norm*", "G", "ep. left", "steps left", "predicted", "norm", "range")  # what is left out first
 _MOST_UNLIKE = 8
 _WORDS = ("state", "invariant")  # columns that are flush left
 _PARTNERS = ("jointly with ", "against ")
@@ -66,7 +66,9 @@ def run_table(
     all_rows = folded(summaries)
     rows = most_telling(all_rows, summaries, most=most)
     gap = 2 if out.width >= _ROOMY else 1
-    columns = fitting(_columns(rows), spare=_SPARE, width=out.width, gap=gap)
+    cells = _columns(rows)
+    spare = (*_SPARE, "equilibrium") if "n" in cells else _SPARE  # rather than to cut the names of many kinds
+    columns = fitting(cells, spare=spare, width=out.width, gap=gap)
     if (lines := _lines(columns, gap=gap, width=out.width)) is None:
         out.print(columns_table(columns, words=_WORDS, folded="layer", gap=gap))
     else:
@@ -140,6 +142,7 @@ def _columns(rows: Sequence[Siblings]) -> dict[str, list[str]]:
         "equilibrium": [_median(row, "angle_equilibrium") for row in rows],
         "norm": [_range(row, "norm") for row in rows],
         "norm*": [_range(row, "norm_equilibrium") for row in rows],
+        "G": [_range(row, "gain") for row in rows] if any(layer.by_gain for layer in layers) else [],
         "ep. left" if in_epochs else "steps left": [_time_left(_slowest(row)) for row in rows],
     }
     labels = [_one_or_many([_short(layer.how or "") for layer in row.members]) for row in rows]
@@ -195,7 +198,7 @@ def _ratio(ratio: float | None) -> str:
 
 def _time_left(layer: LayerSummary) -> str:
     """Epochs where their length is known, else steps."""
-    if layer.state == SETTLED or not layer.steps_to_settle or layer.invariant is False:
+    if layer.state == SETTLED or not layer.steps_to_settle or (layer.invariant is False and not layer.by_gain):
         return ""
     if layer.epochs_to_settle is not None:
         return _short_time(layer.epochs_to_settle)
@@ -213,6 +216,8 @@ def state_word(layer: LayerSummary) -> str:
     """The state of a layer, or why it has none."""
     if layer.no_law is not None:
         return "no law"
+    if layer.by_gain:
+        return _state_by_gain(layer)
     if layer.invariant is False:
         return {None: "not invariant", "no": "not invariant", "no effect": "no effect"}.get(layer.how, "not alone")
     if layer.invariant is None and layer.mean_cosine is not None:
@@ -220,6 +225,12 @@ def state_word(layer: LayerSummary) -> str:
     if layer.state == NO_EQUILIBRIUM and layer.weight_decay == 0:
         return "no decay"
     return layer.state or ""
+
+
+def _state_by_gain(layer: LayerSummary) -> str:
+    if layer.state != NO_EQUILIBRIUM:
+        return layer.state or ""
+    return "no decay" if layer.weight_decay == 0 else "gain unsure"
 
 
 def _short(how: str) -> str:
@@ -267,6 +278,7 @@ def _legend(rows: Sequence[Siblings], columns: Mapping[str, Sequence[str]]) -> s
         *(["predicted: for these steps"] if "predicted" in columns else []),
         *(["equilibrium: rad/step at this lr x wd once settled"] if "equilibrium" in columns else []),
         *(["norm*: norm then"] if "norm*" in columns else []),
+        *(["G: measured growth gain"] if "G" in columns else []),
         *([_LEGEND_OF_PARTNERS] if any(label.startswith(_PARTNERS) for label in labels) else []),
     ]
     return "; ".join(parts)
