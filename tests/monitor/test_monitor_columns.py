@@ -218,7 +218,7 @@ def test_a_drop_of_the_learning_rate_is_sampled_where_it_happens():
     monitor.close()
     steps = sorted(set(monitor.samples()["step"].to_pylist()))
     assert 70 in steps
-    assert len(steps) < 10
+    assert len(steps) < 12  # the interval doubles at most: 1, 2, 4, ..., 64, then 50
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "SGD with a closure"])

@@ -56,7 +56,8 @@ def test_the_end_of_one_cycle_is_described_by_its_own_samples():
     assert "0.003" not in line
 
 
-def test_blocks_get_the_same_words():
+def test_blocks_get_the_same_words(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")  # names in one line
     run = trained_twice(train)
     states = {line.split()[0]: line.split()[-1] for line in str(run.table()).splitlines() if ".layers." in line}
     for name, state in states.items():

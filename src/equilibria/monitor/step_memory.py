@@ -51,10 +51,12 @@ class Comparison(NamedTuple):
         cos^-2 - 1 = tan^2 comes from the move itself, so that small angles lose no digits.
         """
         aa, ae, ee = (np.asarray(part if isinstance(part, np.ndarray) else part.cpu()) for part in self.products)
-        with np.errstate(all="ignore"):
-            along = aa + ae
-            tan_sq = np.maximum(ee - ae * ae / aa, 0.0) * aa / (along * along)
-            return np.where(along > 0, np.log1p(tan_sq) / 2, np.where(np.isfinite(along), np.inf, np.nan))
+        along = aa + ae
+        turned = np.where(np.isfinite(along), np.inf, np.nan)
+        acute = (along > 0) & (aa > 0)
+        aa, ae, ee, along = aa[acute], ae[acute], ee[acute], along[acute]
+        turned[acute] = np.log1p(np.maximum(ee - ae * ae / aa, 0.0) * aa / (along * along)) / 2
+        return turned
 
 
 @dataclass(slots=True)

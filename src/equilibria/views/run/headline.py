@@ -457,4 +457,4 @@ def _why_not_compared(layer: LayerSummary) -> str | tuple[str, str]:
         return layer.no_gain
     if layer.invariant is None and layer.mean_cosine is not None:
         return "it is undecided whether {} is scale-invariant", "it is undecided whether {} are scale-invariant"
-    return "{} has no prediction in any sample", "{} have no prediction in any sample"
+    return "{} has no prediction in these samples", "{} have no prediction in these samples"
