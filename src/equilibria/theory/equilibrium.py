@@ -240,7 +240,7 @@ def _grad_norm(point: FixedPoint, unit_grad_sq: ArrayLike | None) -> float | Arr
     return _scalar(np.sqrt(point.norm_sq * np.sqrt(reals("unit_grad_sq", unit_grad_sq, above=0))))
 
 
-def _result(
+def equilibrium_from(
     norm: float | Array | None, one_minus_cos: float, how: approach.Approach, *assumptions: Assumption
 ) -> Equilibrium:
     relative = math.sqrt(2 * one_minus_cos)
@@ -295,7 +295,7 @@ def heavy_ball(
     checks = [_no_oscillation(eps, threshold, saturates=True)]
     if a > 0:
         checks.append(_noise_dominated())
-    return _result(_grad_norm(point, unit_grad_sq), point.one_minus_cos, how, *checks)
+    return equilibrium_from(_grad_norm(point, unit_grad_sq), point.one_minus_cos, how, *checks)
 
 
 @law("smd", "Thm 2", derived="exact fixed point of torch's Nesterov step, which neither paper treats")
@@ -343,7 +343,7 @@ def nesterov(
         unit_map = moments.step_map(moments.nesterov_step, 1.0, eps, a, correlation)
         state, unit_grad_sq_star = approach.fixed_point(moments.nesterov_step, 1.0, eps, a, correlation)
         one_minus_cos = float(unit_map[3] @ [*state, unit_grad_sq_star]) / 2
-    return _result(_grad_norm(point, unit_grad_sq), one_minus_cos, how, _noise_dominated())
+    return equilibrium_from(_grad_norm(point, unit_grad_sq), one_minus_cos, how, _noise_dominated())
 
 
 @law("rotational", "SGDM with decoupled decay", derived="exact fixed point")
@@ -373,7 +373,7 @@ def sgdw(
     point = sgdw_point(lr, weight_decay, a)
     checks = [_noise_dominated()] if a > 0 else []
     how = approach.sgdw_approach(eps, momentum=a)
-    return _result(_grad_norm(point, unit_grad_sq), point.one_minus_cos, how, *checks)
+    return equilibrium_from(_grad_norm(point, unit_grad_sq), point.one_minus_cos, how, *checks)
 
 
 @law(
@@ -420,7 +420,7 @@ def constant_update(
         "rate, time_constant",
         f"2 lr*wd / (1 - slowest memory) = {2 * lag:.2g} must be small; the transient is off by about that share",
     )
-    return _result(norm, point.one_minus_cos, how, _noise_dominated(), fast_memory)
+    return equilibrium_from(norm, point.one_minus_cos, how, _noise_dominated(), fast_memory)
 
 
 def homogeneous_coordinates(error: float) -> Assumption:
@@ -477,7 +477,7 @@ def adamw(
         f"an average over 1/(1-beta2) = {1 / (1 - b2):,.4g} steps scatters, and shares gradients with the update: "
         f"||w||^2 is {'higher' if shift > 0 else 'lower'} by some {100 * abs(shift):.2g} % (below 1 % if beta2 >= .99)",
     )
-    return _result(norm, point.one_minus_cos, how, _noise_dominated(), averaged, homogeneous_coordinates(0.13))
+    return equilibrium_from(norm, point.one_minus_cos, how, _noise_dominated(), averaged, homogeneous_coordinates(0.13))
 
 
 def _second_moment_shift(b1: float, b2: float) -> float:
@@ -540,7 +540,7 @@ def adam_l2(
         "norm, angle",
         f"wd ||w||^2 / sqrt(L) = {ratio:.2g} must be small (tested at .01 to .04)",
     )
-    return _result(
+    return equilibrium_from(
         math.sqrt(squared), one_minus_cos, how, _noise_dominated(), small_decay, homogeneous_coordinates(0.27)
     )
 
