@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
 
@@ -46,11 +46,14 @@ Motion: TypeAlias = Literal[
 MOST_SECONDS = 15.0  # of CPU
 _ENTRIES = 2048
 _RMS, _GRADIENT = 0.1, 0.01  # root mean square entries of weight and gradient at the start
+_ANCHOR, _ANCHOR_ENTRIES = 8, 40_000  # steps on the real shape, and entries in all walks of it
+_ANCHOR_NOISE = 0.012  # of the logarithm of a ratio of lengths: three times its scatter under AdamW
+_LARGEST = 1 << 20  # entries of it
 _LOOK = 30  # steps in which the norm shows whether it is held
 _COARSE, _BURN, _LONGEST_BURN = 150, 150, 1500
 _FINE, _LONGEST = 600, 3000  # steps
 _ROUNDS = 10
-_NEAR = 0.2  # ln(T / s) at which the coarse search ends
+_NEAR = 0.08  # ln(T / s) at which the coarse search ends
 _SHALLOW = -0.5  # slope above which the norm has no place to settle
 _STATIONARY = 0.05  # largest trend of the mean squared step
 _AGREE = 0.03  # largest difference of ln norm or ln angle between two walks, and of ln step at another clock
@@ -181,17 +184,28 @@ def _given(group: Group, settings: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
-def probe_shape(group: Group) -> tuple[int, ...]:
-    """A small shape with the axes and aspect ratio of a group's largest tensor: tensors with two axes or more first."""
+def largest_shape(group: Group) -> tuple[int, ...]:
+    """The shape of a group's largest tensor, those with two axes or more first; cut to a million entries."""
     shapes = [tuple(param.shape) for param in group.get("params", ())]
-    shape = max(shapes, key=lambda shape: (len(shape) > 1, math.prod(shape)), default=(64, 32))
+    shape = max(shapes, key=lambda shape: (len(shape) > 1, math.prod(shape)), default=()) or (1,)
+    return shape if math.prod(shape) <= _LARGEST else _resized(shape, _LARGEST)
+
+
+def probe_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A small shape with the axes and, up to 16:1, the aspect ratio of another one."""
     if len(shape) < 2:
         return (_ENTRIES,)
     rows, columns, *window = shape
-    window = [min(length, 3) for length in window]
     ratio = min(max(rows / columns, 1 / 16), 16.0)
-    matrix = _ENTRIES / math.prod(window)
-    return (max(2, round(math.sqrt(matrix * ratio))), max(2, round(math.sqrt(matrix / ratio))), *window)
+    return _resized((round(1000 * ratio), 1000, *(min(length, 3) for length in window)), _ENTRIES)
+
+
+def _resized(shape: tuple[int, ...], entries: int) -> tuple[int, ...]:
+    first, *others = shape
+    if not others:
+        return (entries,)
+    factor = math.sqrt(entries / math.prod(shape))
+    return (max(2, round(first * factor)), max(2, round(others[0] * factor)), *others[1:])
 
 
 def longest_memory(group: Group) -> float:
@@ -214,8 +228,10 @@ class _Experiment:
         self._name, self._deadline = type(optimizer).__name__, deadline
         self._make = copies_of(optimizer, group)
         self._memory = longest_memory(group)
+        self._burst = int(min(max(self._memory / 2, 20), _LONGEST_BURN))  # steps with gradients of triple length
         self._decays = "weight_decay" in group
-        shape = probe_shape(group)
+        self._real_shape = largest_shape(group)
+        shape = probe_shape(self._real_shape)
         norm = _RMS * math.sqrt(math.prod(shape))
         lr = float(group.get("initial_lr", group["lr"])) or float(group["lr"])
         decay = float(group.get("weight_decay", 0.0))
@@ -233,16 +249,20 @@ class _Experiment:
             kind: Motion = "step proportional to norm"
             raise _NoLawError(kind, f"growth over decay goes as ||w||^{slope:.2g}: no norm balances the two")
         settled = self._settle(conditions, step, slope, slow)
-        self._put_clock_forward(settled, step)
         again = self._confirm(settled, step, slope)
-        return Identification(self._name, "equilibrium", "", _rule(self._name, again, step, decay))
+        self._check_time(again)
+        rule = _rule(self._name, again, step, decay)
+        rule = replace(rule, step=self._anchored(rule.step, again.balanced(slope)))
+        return Identification(self._name, "equilibrium", "", rule)
 
     def _walk(self, conditions: Conditions, *, burn: int, steps: int, hold: bool = False) -> Stretch:
-        return self._advance(Walk(self._make, conditions, hold=hold), burn + steps).measure(burn=burn)
+        """A walk at constant norm for ``burn`` steps, which fill its memories, and then measured."""
+        walk = self._advance(Walk(self._make, conditions), burn, hold=True)
+        return self._advance(walk, steps, hold=hold).measure(burn=burn)
 
-    def _advance(self, walk: Walk, steps: int) -> Walk:
+    def _advance(self, walk: Walk, steps: int, *, hold: bool = False) -> Walk:
         for done in range(0, steps, 100):
-            walk.advance(min(100, steps - done))
+            walk.advance(min(100, steps - done), hold=hold)
             if not math.isfinite(walk.norms[-1]):
                 raise _NoLawError("not identified", f"its weights stop being finite after {len(walk)} steps")
             if time.process_time() > self._deadline:
@@ -274,7 +294,7 @@ class _Experiment:
         """Conditions near equilibrium, by the secant method on ln ||w||."""
         at, points = self._start, list[tuple[float, float]]()
         for _ in range(_ROUNDS):
-            stretch = self._walk(at, burn=_BURN, steps=_COARSE)
+            stretch = self._walk(at, burn=_BURN, steps=_COARSE, hold=True)
             self._check_decay(stretch)
             balance = stretch.log_balance
             points.append((stretch.log_norm, balance))
@@ -298,58 +318,116 @@ class _Experiment:
             raise _NoLawError("no decay", reason)
 
     def _powers(self, at: Conditions) -> tuple[PowerLaw, PowerLaw]:
-        """The powers of step and decay; their factors are those of these conditions."""
+        """The powers of step and decay, each with the factor 1.
+
+        The walks have an eighth of the lr: what bringing the weight back to its norm does to momentum falls with it.
+        """
+        burn = int(min(max(self._memory, 40), _BURN))
 
         def logs(conditions: Conditions) -> Any:
-            stretch = self._walk(conditions, burn=40, steps=80, hold=True)
+            stretch = self._walk(conditions, burn=burn, steps=80, hold=True)
             self._check_decay(stretch)
             return np.array([math.log(stretch.step_sq) / 2, math.log(stretch.share)])
 
-        base, two = logs(at), math.log(2)
-        grad = (logs(replace(at, unit_grad=2 * at.unit_grad)) - base) / two
-        norm = (logs(replace(at, unit_grad=2 * at.unit_grad, norm=2 * at.norm)) - base) / two
-        lr = (base - logs(replace(at, lr=at.lr / 2))) / two
-        weight_decay = (base - logs(replace(at, weight_decay=at.weight_decay / 2))) / two
-        larger = at.enlarged()  # with a gradient of the same length
-        larger = replace(larger, unit_grad=at.unit_grad * larger.norm / at.norm)
-        entries = (logs(larger) - base - norm * math.log(larger.norm / at.norm)) / math.log(larger.entries / at.entries)
-        names = ("lr", "weight_decay", "grad", "norm", "entries")
-        laws = []
-        for index in range(2):
-            values = (float(_snapped(column[index])) for column in (lr, weight_decay, grad, norm, entries))
-            laws.append(PowerLaw(1.0, **dict(zip(names, values, strict=True))))
-        return laws[0], laws[1]
+        slow = replace(at, lr=at.lr / 8)
+        base, two = logs(slow), math.log(2)
+        lr = (base - logs(replace(slow, lr=slow.lr / 2))) / two
+        weight_decay = (base - logs(replace(slow, weight_decay=at.weight_decay / 2))) / two
+        grad = (logs(replace(slow, unit_grad=2 * at.unit_grad)) - base) / two
+        norm = (logs(replace(slow, unit_grad=2 * at.unit_grad, norm=2 * at.norm)) - base) / two
+        larger = slow.enlarged()  # by entries as large as before, in weight and gradient
+        factor = larger.entries / at.entries
+        larger = replace(larger, unit_grad=factor * at.unit_grad)
+        entries = (logs(larger) - base) / math.log(factor) - (grad + norm) / 2
+        powers = {"lr": lr, "weight_decay": weight_decay, "grad": grad, "norm": norm, "entries": entries}
+        step, decay = (
+            PowerLaw(1.0, **{name: _snapped(values[index]) for name, values in powers.items()}) for index in range(2)
+        )
+        whole = math.log(8) * step.lr + base[0] - logs(at)[0]
+        if abs(whole) > 3 * _AGREE:
+            reason = f"its step is no power of lr: {math.exp(-whole):.2f} times its law at lr={at.lr:g}"
+            raise _NoLawError("not identified", reason)
+        return step, decay
 
     def _settle(self, at: Conditions, step: PowerLaw, slope: float, coarse: Stretch) -> _Settled:
         """A longer walk near equilibrium, after its memories are full."""
-        burn = int(min(max(3 * self._memory, _BURN), _LONGEST_BURN))
+        burn = int(min(max(6 * self._memory, _BURN), _LONGEST_BURN))
         total = 2 * coarse.growth / coarse.angle_sq
         steps = int(min(max(_FINE, 25 * total), _LONGEST))
         for seed in range(100, 103):
             settled = _Settled(replace(at, seed=seed), self._walk(replace(at, seed=seed), burn=burn, steps=steps), burn, steps)
             at = settled.balanced(slope)
-            if abs(settled.stretch.log_balance) < 2 * _NEAR and abs(settled.stretch.trend) < _STATIONARY:
+            if abs(settled.stretch.log_balance) < 4 * _NEAR and abs(settled.stretch.trend) < _STATIONARY:
                 return settled
             if abs(settled.stretch.trend) >= _STATIONARY:
                 burn = min(2 * burn, 2 * _LONGEST_BURN)
         trend = settled.stretch.trend
         if abs(trend) >= _STATIONARY:
             reason = f"its squared step changes by {100 * math.expm1(trend):+.0f} % within {steps // 2} steps of a steady walk"
-            raise _NoLawError("not stationary", reason)
+            raise self._not_stationary(at, reason)
         raise _NoLawError("not identified", "its norm does not come to rest")
 
-    def _put_clock_forward(self, settled: _Settled, step: PowerLaw) -> None:
-        walk = self._advance(Walk(self._make, replace(settled.conditions, seed=7), twins=False), 1)
-        if not walk.put_clock_forward():
-            return
-        burn = int(min(5 * self._memory, 5 * _LONGEST_BURN)) + _BURN
-        later = self._advance(walk, burn + _FINE // 2)
-        stretch = later.measure(burn=burn, share=settled.stretch.share)
-        now = settled.stretch
-        change = (math.log(stretch.step_sq / now.step_sq) / 2) - step.radial * (stretch.log_norm - now.log_norm)
+    def _check_time(self, settled: _Settled) -> None:
+        """The step must be the same much later, and long after a burst of gradients."""
+        now, at = settled.stretch.step_sq, replace(settled.conditions, norm=math.exp(settled.stretch.log_norm), seed=7)
+        later = self._step_sq(at, clock=True)
+        if later is not None and abs(math.log(later / now)) > 2 * _AGREE:
+            raise _NoLawError("own clock", _clock_reason(later, now))
+        change = math.log(self._step_sq(at, burst=True) / now) / 2
         if abs(change) > _AGREE:
-            reason = f"its step is {math.exp(change):.2f} times as long 100,000 steps later, with the same gradients"
-            raise _NoLawError("own clock", reason)
+            reason = f"its step is {math.exp(change):.2f} times as long, long after {self._burst} gradients of triple length"
+            raise _NoLawError("not stationary", reason)
+
+    def _not_stationary(self, at: Conditions, reason: str) -> _NoLawError:
+        """The class of an optimizer whose steps change: by a clock of its own, or by its memory of the past."""
+        later = self._step_sq(at, clock=True)
+        if later is not None:
+            now = self._step_sq(at)
+            if abs(math.log(later / now)) > 2 * _AGREE:
+                return _NoLawError("own clock", _clock_reason(later, now))
+        return _NoLawError("not stationary", reason)
+
+    @overload
+    def _step_sq(self, at: Conditions, *, burst: bool = False) -> float: ...
+
+    @overload
+    def _step_sq(self, at: Conditions, *, clock: bool) -> float | None: ...
+
+    def _step_sq(self, at: Conditions, *, clock: bool = False, burst: bool = False) -> float | None:
+        """Mean squared step after five memories at constant norm, where no norm chases a second moment.
+
+        Args:
+            at: the conditions.
+            clock: put the clock forward after the first step; None if there is none.
+            burst: begin with a burst of gradients.
+        """
+        walk = self._advance(Walk(self._make, at, twins=False), 1, hold=True)
+        if clock and not walk.put_clock_forward():
+            return None
+        if burst:
+            walk.gradient_factor = 3.0
+            self._advance(walk, self._burst, hold=True)
+            walk.gradient_factor = 1.0
+        burn = len(walk) + int(min(5 * self._memory, 5 * _LONGEST_BURN)) + _BURN
+        self._advance(walk, burn - len(walk) + _FINE // 2, hold=True)
+        return walk.measure(burn=burn, share=at.lr * at.weight_decay).step_sq
+
+    def _anchored(self, step: PowerLaw, at: Conditions) -> PowerLaw:
+        """The law of the step with the factor of the real shape: Newton-Schulz, for one, has no power law in it."""
+        real = replace(at, shape=self._real_shape)
+        larger = real.entries / at.entries  # of entries as large as before, in weight and gradient
+        real = replace(real, norm=at.norm * math.sqrt(larger), unit_grad=at.unit_grad * larger)
+        ratio = self._relative_length(step, real) / self._relative_length(step, at)
+        return replace(step, factor=step.factor * ratio) if abs(math.log(ratio)) > _ANCHOR_NOISE else step
+
+    def _relative_length(self, step: PowerLaw, at: Conditions) -> float:
+        """Root mean square of the first steps' lengths over those of the law; of several walks on few entries."""
+        squares = []
+        for seed in range(math.ceil(_ANCHOR_ENTRIES / at.entries)):
+            walk = self._advance(Walk(self._make, replace(at, seed=seed), twins=False), _ANCHOR, hold=True)
+            squares.append(walk.measure(burn=_ANCHOR // 2, share=0.0).step_sq)
+        expected = step(**at.settings, grad=at.unit_grad / at.norm, norm=at.norm, entries=at.entries)
+        return math.sqrt(float(np.mean(squares))) / float(expected)
 
     def _confirm(self, settled: _Settled, step: PowerLaw, slope: float) -> _Settled:
         """A walk four times as long, with other gradients, that must find the same."""
@@ -362,8 +440,12 @@ class _Experiment:
                 f"two walks disagree: {first[0]:.3g} and {second[0]:.3g} rad per step at norms {first[1]:.3g} and "
                 f"{second[1]:.3g}, after {settled.burn + settled.steps} and {again.burn + again.steps} steps"
             )
-            raise _NoLawError("not stationary", reason)
-        return replace(again, conditions=again.balanced(slope))
+            raise self._not_stationary(at, reason)
+        return again
+
+
+def _clock_reason(later: float, now: float) -> str:
+    return f"its step is {math.sqrt(later / now):.2f} times as long 100,000 steps later, with the same gradients"
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,4 +527,4 @@ def _secant(points: list[tuple[float, float]]) -> float:
 def _snapped(power: float) -> float:
     """A measured power: the nearest multiple of a quarter if it is near, else two decimals."""
     nearest = round(4 * power) / 4
-    return nearest + 0.0 if abs(power - nearest) < _SNAP else round(power, 2)
+    return nearest + 0.0 if abs(power - nearest) < _SNAP else round(float(power), 2)

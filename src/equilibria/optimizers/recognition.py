@@ -32,7 +32,7 @@ from equilibria.optimizers.copies import (
     many_processes,
     step_function,
 )
-from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, ClosedRule, Lion, Muon
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -71,7 +71,7 @@ class RuleReader:
         fixed: settings that the group does not have, as pairs of name and value.
     """
 
-    kind: type[Rule]
+    kind: type[ClosedRule]
     fixed: tuple[tuple[str, Any], ...] = ()
 
     def settings(self, group: Group) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def _setting(name: str, value: Any) -> Any:
 _Memory: TypeAlias = dict[str, Any]
 
 
-def _explains(rule: Rule, move: _Move, memory: _Memory, *, number: int, eps: float) -> bool:
+def _explains(rule: ClosedRule, move: _Move, memory: _Memory, *, number: int, eps: float) -> bool:
     """Whether a rule explains a step; ``memory`` holds the rule's own buffers."""
     if isinstance(rule, Muon):
         update = _muon_update(rule, move, memory)

@@ -27,7 +27,7 @@ MakeCopy: TypeAlias = Callable[[list[Any], dict[str, float]], Any]
 """Makes a copy of the optimizer on some tensors, with some of its settings replaced."""
 
 _APART = 0.02  # relative distance of the twins at the start
-_FADED, _FRESH = 0.01, 0.3  # share of that distance between which the decay is read
+_FADED, _FRESH = 0.01, 0.3  # shares of that distance: the decay is read until it has faded
 _CLOCK = 100_000.0  # steps by which counters are put forward
 _COPY_COSINE = 0.9  # of a state tensor and the weight, from which on it is a copy of the weight
 
@@ -56,6 +56,11 @@ class Conditions:
     def entries(self) -> int:
         """Numbers in the weight."""
         return math.prod(self.shape)
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """The optimizer's settings."""
+        return {"lr": self.lr, "weight_decay": self.weight_decay}
 
     def enlarged(self) -> Conditions:
         """The same with four times the entries of the same size: twice as many along two axes, or along the only one."""
@@ -107,32 +112,31 @@ class Walk:
         make: makes the copies.
         conditions: of the walk.
         twins: whether a second copy walks along, to measure the decay.
-        hold: whether the weight is brought back to its first norm after every step.
 
     Attributes:
         optimizer: the copy.
         param: its weight.
         norms: ||w|| before each step and after the last.
+        gradient_factor: by which gradients are longer than the conditions say.
     """
 
-    def __init__(self, make: MakeCopy, conditions: Conditions, *, twins: bool = True, hold: bool = False) -> None:
+    def __init__(self, make: MakeCopy, conditions: Conditions, *, twins: bool = True) -> None:
         self._torch: Any = sys.modules["torch"]
         self._conditions = conditions
         self._rng = np.random.default_rng([conditions.seed, 7])
         start = self._rng.standard_normal(conditions.shape)
         start *= conditions.norm / np.linalg.norm(start)
         self._first = start.ravel()
-        settings = {"lr": conditions.lr, "weight_decay": conditions.weight_decay}
         weights = [start, (1 + _APART) * start][: 2 if twins else 1]
         self._params = [self._torch.nn.Parameter(self._torch.from_numpy(weight.copy())) for weight in weights]
-        self._copies = [make([param], settings) for param in self._params]
+        self._copies = [make([param], conditions.settings) for param in self._params]
         self._step = step_function(type(self._copies[0]))
-        self._hold = hold
         self._before_sq = [float(self._first @ self._first)]
         self._after_sq: list[float] = []
         self._moved_sq: list[float] = []
         self._lagged: list[float] = []
         self._apart: list[float] = [1.0]
+        self.gradient_factor = 1.0
         self._taken_out = 1.0  # the product of all factors that brought the weight back
         self._last = np.zeros(conditions.entries)
 
@@ -151,15 +155,15 @@ class Walk:
     def __len__(self) -> int:
         return len(self._moved_sq)
 
-    def advance(self, steps: int) -> Walk:
-        """Take some steps."""
+    def advance(self, steps: int, *, hold: bool = False) -> Walk:
+        """Take some steps; ``hold`` brings the weight back to its first norm after each."""
         scale, generator = self._conditions.unit_grad / math.sqrt(self._conditions.entries), self._torch.default_generator
         for _ in range(steps):
             before = self._flat(0).copy()
             gradient = self._rng.standard_normal(before.size)
             norm_sq = self._before_sq[-1]
             gradient -= (gradient @ before) / norm_sq * before
-            gradient *= scale / math.sqrt(norm_sq)
+            gradient *= self.gradient_factor * scale / math.sqrt(norm_sq)
             shaped = gradient.reshape(self._conditions.shape)
             for param, copy in zip(self._params, self._copies, strict=True):
                 param.grad = self._torch.from_numpy(shaped.copy())
@@ -175,7 +179,7 @@ class Walk:
                 apart = (self._flat(1) - after) @ self._first
                 self._apart.append(float(apart) / (_APART * self._before_sq[0] * self._taken_out))
             self._before_sq.append(self._after_sq[-1])
-            if self._hold:
+            if hold:
                 self._bring_back()
         return self
 
@@ -218,13 +222,13 @@ class Walk:
         apart = np.array(self._apart)
         if len(apart) == 1:
             return math.nan
-        low = np.flatnonzero(apart < _FRESH)
-        begin = min(burn, int(low[0]) if len(low) else burn)
-        low = np.flatnonzero(apart[begin:] < _FADED)
+        begin = burn
+        if abs(apart[burn]) < _FADED**2:  # a fast decay: read it earlier
+            begin = int(np.flatnonzero(np.abs(apart[:burn]) > _FRESH)[-1])
+        low = np.flatnonzero(np.abs(apart[begin:]) < _FADED * abs(apart[begin]))
         end = begin + int(low[0]) if len(low) else len(apart) - 1
-        if not (apart[begin] > 0 and apart[end] > 0 and end > begin):
-            return math.nan
-        return -math.expm1(math.log(apart[end] / apart[begin]) / (end - begin))
+        ratio = apart[end] / apart[begin]
+        return -math.expm1(math.log(ratio) / (end - begin)) if ratio > 0 and end > begin else math.nan
 
     # ---- what the copy keeps
 

@@ -243,6 +243,7 @@ def _grad_norm(point: FixedPoint, unit_grad_sq: ArrayLike | None) -> float | Arr
 def equilibrium_from(
     norm: float | Array | None, one_minus_cos: float, how: approach.Approach, *assumptions: Assumption
 ) -> Equilibrium:
+    """The equilibrium of a fixed point and its approach, with the assumptions that all of them share."""
     relative = math.sqrt(2 * one_minus_cos)
     validity = (_invariant_weight(), _stationary_gradient(how.time_constant), *assumptions)
     angle = 2 * math.asin(relative / 2)

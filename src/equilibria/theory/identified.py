@@ -13,6 +13,7 @@ equilibrium ``||w||^2 = l^2 S / (s (2-s))``, S = 1 + 2 sum_k r_k (1-s)^k, and th
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -130,6 +131,13 @@ class Identified:
         """d ln(growth / decay) / d ln ||w||: negative where there is an equilibrium; -4 for SGD, -2 for AdamW."""
         return 2 * self.step.radial - 2 - self.decay.radial
 
+    def motion(self, norm_sq: Any, *, unit_grad_sq: Any, dim: Any) -> tuple[Any, Any]:
+        """Length of the next step, and the share of the weight that decay removes, at this ||w||^2."""
+        norm = norm_sq**0.5
+        where = {"lr": self.lr, "weight_decay": self.weight_decay, "norm": norm, "entries": dim}
+        grad = unit_grad_sq**0.5 / norm
+        return self.step(**where, grad=grad), self.decay(**where, grad=grad)
+
     def equilibrium(self, *, unit_grad_sq: ArrayLike | None = None, dim: ArrayLike | None = None) -> Equilibrium:
         """Equilibrium of this optimizer, by `identified_point`.
 
@@ -151,7 +159,7 @@ class Identified:
                 f"got lr={self.lr:g}, weight_decay={self.weight_decay:g} for {self.name}, whose decay removes "
                 f"{self.decay_per_step:.3g} of the weight per step; expected less than 1"
             )
-        share = float(np.max(self._share(point.norm_sq, grad_sq, entries)))
+        share = float(np.max(self.motion(point.norm_sq, unit_grad_sq=grad_sq, dim=entries)[1]))
         memory = max(self.memory.decay, default=0.0)
         rate = (1 - share) ** -self.slope
         how = Approach(rate, -1 / math.log(rate), -self.slope * share < 0.25 * (1 - memory))
@@ -168,11 +176,6 @@ class Identified:
             None if lacks else float(norm) if norm.ndim == 0 else norm, float(np.max(point.one_minus_cos)), how, measured
         )
 
-    def _share(self, norm_sq: Any, unit_grad_sq: Any, dim: Any) -> Any:
-        norm = np.sqrt(norm_sq)
-        grad = np.sqrt(unit_grad_sq) / norm
-        return self.decay(lr=self.lr, weight_decay=self.weight_decay, grad=grad, norm=norm, entries=dim)
-
 
 def _check_settings(rule: Identified, unit_grad_sq: ArrayLike | None, dim: ArrayLike | None) -> None:
     if rule.decay_per_step == 0:
@@ -183,13 +186,15 @@ def _check_settings(rule: Identified, unit_grad_sq: ArrayLike | None, dim: Array
         )
     if rule.is_coupled and (unit_grad_sq is None or dim is None):
         raise EquilibriaError(
-            f"got unit_grad_sq={unit_grad_sq}, dim={dim}; expected both: the decay of {rule.name} depends on the "
+            f"got unit_grad_sq={unit_grad_sq!r}, dim={dim!r}; expected both: the decay of {rule.name} depends on the "
             "gradient, as that of Adam with L2 does"
         )
 
 
 @law("", "equilibria.identify", derived="fixed point of a measured step, decay and memory")
-def identified_point(rule: Identified, lr: Any, weight_decay: Any, *, unit_grad_sq: Any, dim: Any) -> FixedPoint:
+def identified_point(
+    rule: Identified, lr: Any, weight_decay: Any, *, unit_grad_sq: Any, dim: Any, size: Any = 1.0
+) -> FixedPoint:
     """Fixed point of a measured law: ``||w||^2 = l^2 S / (s (2-s))``, with l and s at that very norm.
 
     Args:
@@ -198,6 +203,7 @@ def identified_point(rule: Identified, lr: Any, weight_decay: Any, *, unit_grad_
         weight_decay: weight decay.
         unit_grad_sq: L.
         dim: number of entries.
+        size: measured length of the steps over that of the law.
 
     Returns:
         ||w||^2 itself and 1 - cos(angle); NaN where decay would remove all of the weight.
@@ -212,9 +218,9 @@ def identified_point(rule: Identified, lr: Any, weight_decay: Any, *, unit_grad_
     """
     with np.errstate(all="ignore"):
         unit_grad = np.sqrt(np.asarray(unit_grad_sq, dtype=np.float64))
-        shape = np.broadcast_shapes(np.shape(lr), np.shape(weight_decay), unit_grad.shape, np.shape(dim))
+        shape = np.broadcast_shapes(*map(np.shape, (lr, weight_decay, unit_grad, dim, size)))
         unit: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "grad": unit_grad, "norm": 1.0, "entries": dim}
-        first_order = rule.step(**unit) ** 2 * rule.memory.total() / (2 * rule.decay(**unit))
+        first_order = (size * rule.step(**unit)) ** 2 * rule.memory.total() / (2 * rule.decay(**unit))
         log_norm = np.broadcast_to(-np.log(first_order) / rule.slope, shape)
         for _ in range(_ROUNDS if rule.is_coupled else 2):  # without coupling the first round is exact
             norm = np.exp(log_norm)
@@ -223,6 +229,44 @@ def identified_point(rule: Identified, lr: Any, weight_decay: Any, *, unit_grad_
             }
             share = rule.decay(**at)
             point = constant_update_point(1.0, np.where(share < 1, share, np.nan), rule.memory)
-            excess = np.log(rule.step(**at) ** 2 * point.norm_sq) - 2 * log_norm
+            excess = np.log((size * rule.step(**at)) ** 2 * point.norm_sq) - 2 * log_norm
             log_norm = log_norm - excess / rule.slope
         return FixedPoint(np.exp(2 * log_norm), point.one_minus_cos)
+
+
+def identified_step(
+    rule: Identified,
+    p: Any,
+    traces: Sequence[Any],
+    unit_grad_sq: Any,
+    dim: Any,
+    lr: float,
+    weight_decay: float,
+    size: Any = 1.0,
+) -> tuple[Any, Any, list[Any]]:
+    """One step of a measured law on P = ||w||^2 and the traces of past steps; numbers and arrays alike.
+
+    Args:
+        rule: the measured law.
+        p: P.
+        traces: one per component of its memory: past step lengths, each faded by memory and decay.
+        unit_grad_sq: L.
+        dim: number of entries.
+        lr: learning rate.
+        weight_decay: weight decay.
+        size: measured length of the steps over that of the law.
+
+    Returns:
+        P', ||w' - w||^2 and the traces after the step.
+    """
+    norm = p**0.5
+    where: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "grad": unit_grad_sq**0.5 / norm, "norm": norm}
+    length = size * rule.step(**where, entries=dim)
+    share = rule.decay(**where, entries=dim) if lr and weight_decay else 0.0
+    kept, pull = 1.0 - share, 0.0
+    for first, trace in zip(rule.memory.first, traces, strict=True):
+        pull = pull + first * trace
+    moved = share * share * p + (length - 2 * share * pull) * length
+    after = kept * kept * p + (length + 2 * kept * pull) * length
+    faded = [length + kept * decay * trace for decay, trace in zip(rule.memory.decay, traces, strict=True)]
+    return after, moved, faded
