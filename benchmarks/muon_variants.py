@@ -94,7 +94,13 @@ class Small(torch.optim.Optimizer):
                 self._move(param, group)
 
     def _move(self, param: Tensor, group: dict[str, Any]) -> None:
-        state, mu, rule, lr, wd = self.state[param], group["momentum"], group["rule"], group["lr"], group["weight_decay"]
+        state, mu, rule, lr, wd = (
+            self.state[param],
+            group["momentum"],
+            group["rule"],
+            group["lr"],
+            group["weight_decay"],
+        )
         gradient = param.grad
         assert gradient is not None
         state["n"] = count = state.get("n", 0) + 1

@@ -59,6 +59,7 @@ from equilibria.optimizers.rules import GroupRule, follows, rule_of_group
 from equilibria.tensors.inner_products import MovesPass, ProductsPass
 from equilibria.tensors.layout import densify, is_sharded, local, rows
 from equilibria.tensors.parameters import Watched
+from equilibria.theory.identified import Identified
 from equilibria.theory.rules import SGDW, AdamW, Lion, Muon
 
 OnReading: TypeAlias = Callable[[int, StepReading | None], None]
@@ -165,7 +166,7 @@ class OptimizerHooks:
     def laws(self) -> list[GroupRule]:
         """The law of each parameter group; under a controller that turns weights itself, that of the others in it."""
         stepping = self.optimizer if self.turned_by is None else self.turned_by.plain
-        return [rule_of_group(stepping, group) for group in self.groups]
+        return [rule_of_group(stepping, group, measure=True) for group in self.groups]
 
     @property
     def turned_by(self) -> AngleController | None:
@@ -443,7 +444,8 @@ class OptimizerHooks:
 
 def _decay_alone(law: GroupRule) -> Combination:
     """The part of a step that is known beforehand: the share of the weight that decoupled decay removes."""
-    decoupled = isinstance(law.rule, SGDW | AdamW | Lion | Muon)
+    is_measured = isinstance(law.rule, Identified) and not law.rule.is_coupled
+    decoupled = is_measured or isinstance(law.rule, SGDW | AdamW | Lion | Muon)
     return Combination(0.0, 0.0, law.rule.decay_per_step if decoupled and law.rule else 0.0)
 
 

@@ -39,6 +39,7 @@ from equilibria.tensors.invariance import Invariant, with_invariance
 from equilibria.tensors.layout import local
 from equilibria.tensors.parameters import Select, Watched, find_watched, select_patterns, unwrap_optimizer
 from equilibria.tensors.sharding import any_sharded, sum_over_pieces
+from equilibria.theory.identified import Identified
 from equilibria.theory.rules import Rule
 
 Granularity: TypeAlias = Literal["tensor", "row"]
@@ -507,6 +508,8 @@ def _describe_units(
 
 
 def _describe_rule(rule: Rule) -> dict[str, Any]:
+    if isinstance(rule, Identified):
+        return {"kind": type(rule).__name__} | dataclasses.asdict(rule)
     values = ((field.name, getattr(rule, field.name)) for field in dataclasses.fields(rule))
     return {"kind": type(rule).__name__} | {
         name: list(value) if isinstance(value, tuple) else value for name, value in values

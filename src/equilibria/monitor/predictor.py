@@ -43,8 +43,8 @@ from equilibria.errors import EquilibriaError
 from equilibria.monitor.reading import MeasuredStep
 from equilibria.monitor.recursion import group_equilibrium, remembered, run_recursion
 from equilibria.theory.adam import adam_settling_steps
-from equilibria.theory.moments import angle_from_chord_sq, chord_sq, nesterov_correlation
 from equilibria.theory.identified import Identified
+from equilibria.theory.moments import angle_from_chord_sq, chord_sq, nesterov_correlation
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, momentum_unit_grad_sq
 from equilibria.theory.settling import Relaxation, relaxation
 from equilibria.theory.states import State, memory_size, rescaled

@@ -63,7 +63,7 @@ class Conditions:
         return {"lr": self.lr, "weight_decay": self.weight_decay}
 
     def enlarged(self) -> Conditions:
-        """The same with four times the entries of the same size: twice as many along two axes, or along the only one."""
+        """The same with four times the entries of the same size: twice as many along two axes, or all along one."""
         first, *others = self.shape
         shape = (2 * first, 2 * others[0], *others[1:]) if others else (4 * first,)
         return replace(self, shape=shape, norm=2 * self.norm)
@@ -114,9 +114,6 @@ class Walk:
         twins: whether a second copy walks along, to measure the decay.
 
     Attributes:
-        optimizer: the copy.
-        param: its weight.
-        norms: ||w|| before each step and after the last.
         gradient_factor: by which gradients are longer than the conditions say.
     """
 
@@ -142,14 +139,17 @@ class Walk:
 
     @property
     def optimizer(self) -> Any:
+        """The copy."""
         return self._copies[0]
 
     @property
     def param(self) -> Any:
+        """Its weight."""
         return self._params[0]
 
     @property
     def norms(self) -> Array:
+        """||w|| before each step and after the last."""
         return np.sqrt(self._before_sq)
 
     def __len__(self) -> int:
@@ -157,7 +157,10 @@ class Walk:
 
     def advance(self, steps: int, *, hold: bool = False) -> Walk:
         """Take some steps; ``hold`` brings the weight back to its first norm after each."""
-        scale, generator = self._conditions.unit_grad / math.sqrt(self._conditions.entries), self._torch.default_generator
+        scale, generator = (
+            self._conditions.unit_grad / math.sqrt(self._conditions.entries),
+            self._torch.default_generator,
+        )
         for _ in range(steps):
             before = self._flat(0).copy()
             gradient = self._rng.standard_normal(before.size)
@@ -223,7 +226,7 @@ class Walk:
         if len(apart) == 1:
             return math.nan
         begin = burn
-        if abs(apart[burn]) < _FADED**2:  # a fast decay: read it earlier
+        if abs(apart[burn]) < _FRESH:  # a fast decay: read it earlier
             begin = int(np.flatnonzero(np.abs(apart[:burn]) > _FRESH)[-1])
         low = np.flatnonzero(np.abs(apart[begin:]) < _FADED * abs(apart[begin]))
         end = begin + int(low[0]) if len(low) else len(apart) - 1

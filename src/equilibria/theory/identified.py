@@ -13,7 +13,7 @@ equilibrium ``||w||^2 = l^2 S / (s (2-s))``, S = 1 + 2 sum_k r_k (1-s)^k, and th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -173,8 +173,35 @@ class Identified:
             "may change it",
         )
         return equilibrium_from(
-            None if lacks else float(norm) if norm.ndim == 0 else norm, float(np.max(point.one_minus_cos)), how, measured
+            None if lacks else float(norm) if norm.ndim == 0 else norm,
+            float(np.max(point.one_minus_cos)),
+            how,
+            measured,
         )
+
+
+def identified_from(content: Mapping[str, Any]) -> Identified:
+    """A measured law from its fields, as `dataclasses.asdict` and JSON leave them.
+
+    Raises:
+        KeyError, TypeError, ValueError: these are not the fields of a law.
+
+    Example:
+        >>> import dataclasses
+        >>> step, decay = PowerLaw(1.0, lr=1.0, entries=0.5), PowerLaw(1.0, lr=1.0, weight_decay=1.0)
+        >>> rule = Identified(1e-3, 0.1, name="SignSGD", step=step, decay=decay, memory=Memory((0.5,), (0.9,)))
+        >>> identified_from(dataclasses.asdict(rule)) == rule
+        True
+    """
+    memory = content["memory"]
+    return Identified(
+        content["lr"],
+        content["weight_decay"],
+        name=str(content["name"]),
+        step=PowerLaw(**content["step"]),
+        decay=PowerLaw(**content["decay"]),
+        memory=Memory(tuple(memory["first"]), tuple(memory["decay"])),
+    )
 
 
 def _check_settings(rule: Identified, unit_grad_sq: ArrayLike | None, dim: ArrayLike | None) -> None:
@@ -225,7 +252,11 @@ def identified_point(
         for _ in range(_ROUNDS if rule.is_coupled else 2):  # without coupling the first round is exact
             norm = np.exp(log_norm)
             at: dict[str, Any] = {
-                "lr": lr, "weight_decay": weight_decay, "grad": unit_grad / norm, "norm": norm, "entries": dim
+                "lr": lr,
+                "weight_decay": weight_decay,
+                "grad": unit_grad / norm,
+                "norm": norm,
+                "entries": dim,
             }
             share = rule.decay(**at)
             point = constant_update_point(1.0, np.where(share < 1, share, np.nan), rule.memory)

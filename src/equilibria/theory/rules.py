@@ -397,7 +397,7 @@ def check_rule(rule: object) -> None:
         >>> check_rule("sgd")
         Traceback (most recent call last):
         ...
-        equilibria.errors.EquilibriaError: got rule='sgd'; expected one of: SGD, SGDW, AdamW, AdamL2, Lion, Muon, Identified
+        equilibria.errors.EquilibriaError: got rule='sgd'; expected one of: SGD, SGDW, AdamW, AdamL2, ...
     """
     kinds = get_args(Rule)
     if not isinstance(rule, kinds):

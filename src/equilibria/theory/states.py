@@ -15,8 +15,8 @@ from equilibria.theory import approach, moments
 from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
 from equilibria.theory.equilibrium import constant_update_point
-from equilibria.theory.memory import lion_equilibrium_traces
 from equilibria.theory.identified import Identified, identified_point
+from equilibria.theory.memory import lion_equilibrium_traces
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, check_rule
 
 
