@@ -154,6 +154,8 @@ def _foreign(module: Any, name: str, *, flipped: bool) -> Build:
         if name == "adammini":
             settings.pop("lr")
             return kind(torch.nn.ParameterList(params), lr=1e-3, **settings)
+        if name in ("adago", "adamuon", "muon", "normuon"):
+            return kind([{"params": params, "use_muon": True}], **settings)
         return kind(params, **settings)
 
     return build

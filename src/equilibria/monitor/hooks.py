@@ -166,7 +166,8 @@ class OptimizerHooks:
     def laws(self) -> list[GroupRule]:
         """The law of each parameter group; under a controller that turns weights itself, that of the others in it."""
         stepping = self.optimizer if self.turned_by is None else self.turned_by.plain
-        return [rule_of_group(stepping, group, measure=True) for group in self.groups]
+        watched = {layer.group for layer in self.watched}
+        return [rule_of_group(stepping, group, measure=index in watched) for index, group in enumerate(self.groups)]
 
     @property
     def turned_by(self) -> AngleController | None:

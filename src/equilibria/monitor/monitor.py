@@ -127,6 +127,8 @@ class Monitor:
             OptimizerHooks(optimizer, layers, index=index, sampler=self._sampler, on_reading=self._receive)
             for index, (optimizer, layers) in enumerate(zip(unwrapped, by_optimizer, strict=True))
         ]
+        for hooks in self._hooks:
+            _ = hooks.laws  # an optimizer without a closed law is measured here: no training step waits for it
         self._history = History()
         self.metric_log = MetricLog()
         self._pending: list[tuple[int, StepReading]] = []

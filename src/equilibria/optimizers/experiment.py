@@ -54,6 +54,7 @@ _COARSE, _BURN, _LONGEST_BURN = 150, 150, 1500
 _FINE, _LONGEST = 600, 3000  # steps
 _ROUNDS = 10
 _NEAR = 0.08  # ln(T / s) at which the coarse search ends
+_ROUNDING = 1e-13  # of a decay per step
 _SHALLOW = -0.5  # slope above which the norm has no place to settle
 _STATIONARY = 0.05  # largest trend of the mean squared step
 _AGREE = 0.03  # largest difference of ln norm or ln angle between two walks, and of ln step at another clock
@@ -254,6 +255,7 @@ class _Experiment:
     def run(self) -> Identification:
         """The law."""
         self._look()
+        self._check_declared()
         conditions, slow = self._search()
         step, decay = self._powers(conditions)
         slope = 2 * step.radial - 2 - decay.radial
@@ -323,17 +325,22 @@ class _Experiment:
             if slope > _SHALLOW:
                 raise _NoLawError("step proportional to norm", _shallow_reason(slope))
 
-    def _check_decay(self, stretch: Stretch) -> None:
+    def _check_declared(self) -> None:
+        """Whether the weight decays at all, and by its setting; without bringing it back, which may disturb a decay."""
+        share = self._advance(Walk(self._make, self._start), _BURN + _COARSE).measure(burn=_BURN).share
         expected = self._start.lr * self._start.weight_decay
-        if not math.isfinite(stretch.share):
-            raise _NoLawError("not identified", "its decay could not be measured: twin weights do not stay together")
-        if stretch.share < max(1e-6 * expected, 1e-13):
-            declared = f"weight_decay={self._start.weight_decay:g}" if self._decays else "no weight_decay"
-            reason = f"it declares {declared} and removes {max(stretch.share, 0.0):.2g} of the weight per step"
+        if abs(share) < max(1e-6 * expected, _ROUNDING):
+            shown = share if share > _ROUNDING else 0.0
+            declared = f"it declares weight_decay={self._start.weight_decay:g} and removes {shown:.2g} of the weight"
+            reason = f"{declared} per step" if expected else "without weight decay there is no equilibrium"
             raise _NoLawError("no decay", reason)
         if not expected:
             what = "the setting 'weight_decay' is 0" if self._decays else "it has no setting 'weight_decay'"
-            raise _NoLawError("not identified", f"it removes {stretch.share:.2g} of the weight per step, but {what}")
+            raise _NoLawError("not identified", f"it removes {share:.2g} of the weight per step, but {what}")
+
+    def _check_decay(self, stretch: Stretch) -> None:
+        if not stretch.share > _ROUNDING:
+            raise _NoLawError("not identified", "its decay could not be measured: twin weights do not stay together")
 
     def _powers(self, at: Conditions) -> tuple[PowerLaw, PowerLaw]:
         """The powers of step and decay, each with the factor 1.

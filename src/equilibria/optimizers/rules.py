@@ -72,9 +72,12 @@ def rule_of_group(optimizer: TorchOptimizer, group: Mapping[str, Any], *, measur
     law = _closed_law(optimizer, group)
     if law.rule is not None or not measure or hasattr(optimizer, "equilibria_rule") or not _is_optimizer(optimizer):
         return law
-    found = measured_law(optimizer, group)
+    try:
+        found = measured_law(optimizer, group)
+    except Exception:  # groups of foreign optimizers hold anything; it must not stop the user's training
+        return law
     if found.rule is None:
-        return GroupRule(None, f"no law for {found.name}: {found.reason}")
+        return GroupRule(None, f"no law for {found.name} ({found.motion}): {found.reason}")
     return GroupRule(found.rule, overwrites_gradient=True)  # a step of somebody else's may do so
 
 

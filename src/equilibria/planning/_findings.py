@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, percent, warnings_first
-from equilibria.theory import Lion, Muon, Rule
+from equilibria.theory import Identified, Lion, Muon, Rule
 from equilibria.theory.equilibrium import ROUNDED_AWAY
 from equilibria.theory.rules import EQUILIBRIUM_LAWS, SGD, SGDW, AdamL2, AdamW
 from equilibria.theory.settling import memory_lengths, settling_steps, steps_to_tolerance
@@ -173,6 +173,7 @@ def _rescale(situation: Situation, step: PlannedStep) -> str:
         Muon: f"momentum buffer {first}",
         AdamW: f"exp_avg {first}, exp_avg_sq {second}",
         AdamL2: f"exp_avg {first}, exp_avg_sq {second}",
+        Identified: f"averages of gradients {first}, those of squared gradients {second}",
     }[type(situation.rule)]
     return (
         f"multiply the scale-invariant weights (those only) by {_factor(r)}, their {state}, and the running mean and "
@@ -335,7 +336,7 @@ def _far_start(phases: Sequence[Phase], situation: Situation) -> Iterator[Findin
 
 def _rounded_away(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
     limit = ROUNDED_AWAY[situation.dtype]
-    coupled = isinstance(situation.rule, SGD | AdamL2)
+    coupled = isinstance(situation.rule, SGD | AdamL2 | Identified)
 
     def size(phase: Phase) -> float:
         ends = (phase.start, phase.end)

@@ -189,7 +189,9 @@ class Plan:
     def __repr__(self) -> str:
         parts = (("phase", self.phases), ("finding", self.findings), ("curve point", self.curve.step))
         names = ", ".join(counted(len(values), noun) for noun, values in parts)
-        return f"<Plan of {type(self.situation.rule).__name__} over {self.situation.steps:,} steps: {names}>"
+        rule = self.situation.rule
+        name = rule.name if isinstance(rule, Identified) else type(rule).__name__
+        return f"<Plan of {name} over {self.situation.steps:,} steps: {names}>"
 
     def _repr_html_(self) -> str:
         shown: str = renderer("plan.tables.plan_card")(self)
