@@ -46,7 +46,8 @@ Motion: TypeAlias = Literal[
 MOST_SECONDS = 15.0  # of CPU
 _ENTRIES = 2048
 _RMS, _GRADIENT = 0.1, 0.01  # root mean square entries of weight and gradient at the start
-_ANCHOR, _ANCHOR_ENTRIES = 8, 40_000  # steps on the real shape, and entries in all walks of it
+_ANCHOR_WORK = 1 << 22  # entries of the real shape times steps on it
+_ANCHOR_ENTRIES = 1_200_000  # entries times steps of all its walks, if that is more
 _ANCHOR_NOISE = 0.012  # of the logarithm of a ratio of lengths: three times its scatter under AdamW
 _LARGEST = 1 << 20  # entries of it
 _LOOK = 30  # steps in which the norm shows whether it is held
@@ -262,7 +263,7 @@ class _Experiment:
         if slope > _SHALLOW:
             raise _NoLawError("step proportional to norm", _shallow_reason(slope))
         settled = self._settle(conditions, step, slope, slow)
-        again = self._confirm(settled, step, slope)
+        again = self._confirm(settled, step, decay, slope)
         self._check_time(again)
         rule = _rule(self._name, again, step, decay)
         rule = replace(rule, step=self._anchored(rule.step, again.balanced(slope)))
@@ -454,23 +455,29 @@ class _Experiment:
         real = replace(at, shape=self._real_shape)
         larger = real.entries / at.entries  # of entries as large as before, in weight and gradient
         real = replace(real, norm=at.norm * math.sqrt(larger), unit_grad=at.unit_grad * larger)
-        ratio = self._relative_length(step, real) / self._relative_length(step, at)
+        steps = min(max(_ANCHOR_WORK // real.entries, 8), 200)
+        ratio = self._relative_length(step, real, steps) / self._relative_length(step, at, steps)
         return replace(step, factor=step.factor * ratio) if abs(math.log(ratio)) > _ANCHOR_NOISE else step
 
-    def _relative_length(self, step: PowerLaw, at: Conditions) -> float:
-        """Root mean square of the first steps' lengths over those of the law; of several walks on few entries."""
+    def _relative_length(self, step: PowerLaw, at: Conditions, steps: int) -> float:
+        """Root mean square of the steps' lengths over those of the law; of several walks if there are few numbers."""
         squares = []
-        for seed in range(math.ceil(_ANCHOR_ENTRIES / at.entries)):
-            walk = self._advance(Walk(self._make, replace(at, seed=seed), twins=False), _ANCHOR, hold=True)
-            squares.append(walk.measure(burn=_ANCHOR // 2, share=0.0).step_sq)
+        for seed in range(min(math.ceil(_ANCHOR_ENTRIES / (at.entries * steps)), 80)):
+            walk = self._advance(Walk(self._make, replace(at, seed=seed), twins=False), steps, hold=True)
+            squares.append(walk.measure(burn=steps // 2, share=0.0).step_sq)
         expected = step(**at.settings, grad=at.unit_grad / at.norm, norm=at.norm, entries=at.entries)
         return math.sqrt(float(np.mean(squares))) / float(expected)
 
-    def _confirm(self, settled: _Settled, step: PowerLaw, slope: float) -> _Settled:
+    def _confirm(self, settled: _Settled, step: PowerLaw, decay: PowerLaw, slope: float) -> _Settled:
         """A walk four times as long, with other gradients, that must find the same."""
         at = replace(settled.balanced(slope), seed=1000)
         steps = int(min(4 * settled.steps, 2 * _LONGEST))
         again = _Settled(at, self._walk(at, burn=settled.burn, steps=steps), settled.burn, steps)
+        moved = again.stretch.log_norm - settled.stretch.log_norm
+        change = math.log(again.stretch.share / settled.stretch.share) - decay.radial * moved
+        if abs(change) > _AGREE:
+            reason = f"its decay scatters: two walks differ by {100 * abs(change):.0f} %"
+            raise _NoLawError("not identified", reason)
         first, second = (one.angle_and_norm(step, slope) for one in (settled, again))
         if max(abs(math.log(a / b)) for a, b in zip(first, second, strict=True)) > 2 * _AGREE:
             reason = (
