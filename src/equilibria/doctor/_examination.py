@@ -14,8 +14,9 @@ from torch import Tensor
 from equilibria.control._split_decay import decay_reason, is_scale_invariant
 from equilibria.doctor._setup import TrainingSetup, input_and_target
 from equilibria.errors import EquilibriaError
-from equilibria.findings import Finding, Severity, joined
+from equilibria.findings import Finding, Severity, joined, warnings_first
 from equilibria.objectives._objective import objective, unwrap_model
+from equilibria.optimizers.in_force import not_in_force
 from equilibria.optimizers.rules import rule_of_group
 from equilibria.symmetry import Symmetries, symmetries
 from equilibria.tensors.parameters import names_of, roles_of
@@ -66,7 +67,7 @@ class Examination:
 
     Attributes:
         rows: one per parameter, in the order of the model.
-        findings: the problems, one finding per kind.
+        findings: the problems, one finding per kind, and settings that a copy of the optimizer does not obey.
         fix: code that builds the right parameter groups; "" if they are right.
         symmetries: the scaling symmetries of the model.
     """
@@ -111,7 +112,9 @@ def examine(setup: TrainingSetup, *, progress: bool | None = None) -> Examinatio
     by_name = {names[id(param)][0]: param for param in trained}
     settings = {name: groups.get(id(param)) for name, param in by_name.items()}
     rows = tuple(_row(name, param, roles[name], settings, sym) for name, param in by_name.items())
-    return Examination(rows, _findings(rows), _fix(rows, by_name, sym), sym)
+    used = {row.group for row in rows if row.group is not None}
+    declared = not_in_force(setup.optimizer, [setup.optimizer.param_groups[index] for index in sorted(used)])
+    return Examination(rows, warnings_first((*declared, *_findings(rows))), _fix(rows, by_name, sym), sym)
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, _Settings]]:

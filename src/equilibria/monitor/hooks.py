@@ -36,6 +36,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from equilibria.errors import EquilibriaError
+from equilibria.findings import Finding
 from equilibria.monitor.reading import (
     PRODUCTS,
     Combination,
@@ -55,6 +56,7 @@ from equilibria.optimizers.controllers import (
     control_log,
     order_hooks,
 )
+from equilibria.optimizers.in_force import not_in_force
 from equilibria.optimizers.rules import GroupRule, follows, rule_of_group
 from equilibria.tensors.inner_products import MovesPass, ProductsPass
 from equilibria.tensors.layout import densify, is_sharded, local, rows
@@ -168,6 +170,11 @@ class OptimizerHooks:
         stepping = self.optimizer if self.turned_by is None else self.turned_by.plain
         watched = {layer.group for layer in self.watched}
         return [rule_of_group(stepping, group, measure=index in watched) for index, group in enumerate(self.groups)]
+
+    def settings_not_in_force(self) -> tuple[Finding, ...]:
+        """Settings of watched groups that a copy of the optimizer does not obey; some tenths of a second."""
+        watched = {layer.group for layer in self.watched if layer.param.is_floating_point()}
+        return not_in_force(self.optimizer, [self.groups[index] for index in sorted(watched)])
 
     @property
     def turned_by(self) -> AngleController | None:

@@ -129,6 +129,7 @@ class Monitor:
         ]
         for hooks in self._hooks:
             _ = hooks.laws  # an optimizer without a closed law is measured here: no training step waits for it
+        self._not_in_force = tuple(finding for hooks in self._hooks for finding in hooks.settings_not_in_force())
         self._history = History()
         self.metric_log = MetricLog()
         self._pending: list[tuple[int, StepReading]] = []
@@ -219,12 +220,13 @@ class Monitor:
         return (*self.findings_about_watching(), *diagnosed)
 
     def findings_about_watching(self) -> tuple[Finding, ...]:
-        """The findings that no sample shows: weights that change unseen, and tensors that are not watched."""
+        """The findings that no sample shows: weights that change unseen, tensors not watched, settings not in force."""
         bypassed = [hooks for hooks in self._hooks if hooks.changes_since_last_step > _MOST_CHANGES]
         unwatched = self._unwatched()
         return (
             *(_bypassed(hooks.count) for hooks in bypassed),
             *([_added_later(unwatched)] if unwatched else []),
+            *self._not_in_force,
         )
 
     def flush(self) -> None:

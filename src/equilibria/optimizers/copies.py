@@ -11,11 +11,12 @@ import contextlib
 import copy
 import enum
 import io
+import math
 import random
 import sys
 import types
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,6 +32,12 @@ FOREIGN_KEYS = frozenset(
 _FOREIGN_ATTRIBUTES = frozenset(
     ("state", "param_groups", "defaults", "step", "_step_count", "_opt_called", CONTROL_LOG)
 )
+
+MakeCopy: TypeAlias = Callable[[list[Any], dict[str, Any]], Any]
+"""Makes a copy of an optimizer on some tensors, with some of its settings replaced."""
+
+_ENTRIES = 2048
+_LARGEST = 1 << 20  # entries of it
 
 MANY_PROCESSES = "an unknown optimizer is not tried where several processes train: it may wait for them"
 
@@ -89,6 +96,78 @@ def _is_plain(value: Any, torch: Any) -> bool:
         return bool(value.numel() == 1 and value.device.type == "cpu" and not value.requires_grad)
     plain = (bool, int, float, complex, str, enum.Enum, np.generic, torch.dtype, torch.device)
     return value is None or isinstance(value, (*plain, types.FunctionType, types.BuiltinFunctionType, type))
+
+
+def copies_of(optimizer: Any, group: Group) -> MakeCopy:
+    """A function that makes copies of an optimizer; by its constructor if a copy made without it cannot step."""
+    torch: Any = sys.modules["torch"]
+
+    def plain(params: list[Any], settings: Mapping[str, float]) -> Any:
+        return copy_of(optimizer, {**group, **_given(group, settings)}, params)
+
+    def constructed(params: list[Any], settings: Mapping[str, float]) -> Any:
+        own = {key: value for key, value in group.items() if key in getattr(optimizer, "defaults", {})}
+        return type(optimizer)(params, **{**own, **_given(group, settings)})
+
+    def works(make: MakeCopy) -> bool:
+        param = torch.nn.Parameter(torch.ones(4, 4, dtype=torch.float64))
+        try:
+            double = make([param], {})
+            for _ in range(2):
+                param.grad = torch.full_like(param, 0.1)
+                type(double).step(double)
+        except CannotCopyError:
+            raise
+        except Exception:
+            return False
+        return True
+
+    return plain if works(plain) or not works(constructed) else constructed
+
+
+def _given(group: Group, settings: Mapping[str, float]) -> dict[str, Any]:
+    """Settings in the form that the group has: a learning rate may be a tensor."""
+    return {
+        key: group[key].new_tensor(value) if hasattr(group[key], "new_tensor") else value
+        for key, value in settings.items()
+        if key in group
+    }
+
+
+def largest_shape(group: Group) -> tuple[int, ...]:
+    """The shape of a group's largest tensor, those with two axes or more first; cut to a million entries."""
+    shapes = [tuple(param.shape) for param in group.get("params", ())]
+    shape = max(shapes, key=lambda shape: (len(shape) > 1, math.prod(shape)), default=()) or (1,)
+    return shape if math.prod(shape) <= _LARGEST else _resized(shape, _LARGEST)
+
+
+def probe_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A small shape with the axes and, up to 16:1, the aspect ratio of another one."""
+    if len(shape) < 2:
+        return (_ENTRIES,)
+    rows, columns, *window = shape
+    ratio = min(max(rows / columns, 1 / 16), 16.0)
+    return _resized((round(1000 * ratio), 1000, *(min(length, 3) for length in window)), _ENTRIES)
+
+
+def _resized(shape: tuple[int, ...], entries: int) -> tuple[int, ...]:
+    first, *others = shape
+    if not others:
+        return (entries,)
+    factor = math.sqrt(entries / math.prod(shape))
+    return (max(2, round(first * factor)), max(2, round(others[0] * factor)), *others[1:])
+
+
+def reference_lr(group: Group) -> float:
+    """The lr of the experiment: before a scheduler changed it, if one did."""
+    return float(group.get("initial_lr", group["lr"])) or float(group["lr"])
+
+
+def longest_memory(group: Group) -> float:
+    """Steps over which the group's momenta and betas average, of the longest."""
+    flat = [item for value in group.values() for item in (value if isinstance(value, tuple | list) else (value,))]
+    rates = [float(item) for item in flat if isinstance(item, float) and 0.5 < item < 1]
+    return max((1 / (1 - rate) for rate in rates), default=1.0)
 
 
 def step_function(kind: type) -> Any:

@@ -14,17 +14,26 @@ settings. Otherwise the result names the class of the optimizer instead.
 from __future__ import annotations
 
 import math
-import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
 
 from equilibria.errors import EquilibriaError
-from equilibria.optimizers.copies import MANY_PROCESSES, CannotCopyError, Group, copy_of, isolated, many_processes
-from equilibria.optimizers.walks import Conditions, MakeCopy, Stretch, Walk
+from equilibria.optimizers.copies import (
+    MANY_PROCESSES,
+    CannotCopyError,
+    Group,
+    copies_of,
+    isolated,
+    largest_shape,
+    longest_memory,
+    many_processes,
+    probe_shape,
+    reference_lr,
+)
+from equilibria.optimizers.walks import Conditions, Stretch, Walk
 from equilibria.theory.equilibrium import Equilibrium, constant_update_point
 from equilibria.theory.identified import Identified, PowerLaw
 from equilibria.theory.memory import Memory
@@ -44,12 +53,10 @@ Motion: TypeAlias = Literal[
 """How an optimizer moves a scale-invariant weight; all but the first have no equilibrium that could be named."""
 
 MOST_SECONDS = 15.0  # of CPU
-_ENTRIES = 2048
 _RMS, _GRADIENT = 0.1, 0.01  # root mean square entries of weight and gradient at the start
 _ANCHOR_WORK = 1 << 22  # entries of the real shape times steps on it
 _ANCHOR_ENTRIES = 1_200_000  # entries times steps of all its walks, if that is more
 _ANCHOR_NOISE = 0.012  # of the logarithm of a ratio of lengths: three times its scatter under AdamW
-_LARGEST = 1 << 20  # entries of it
 _LOOK = 30  # steps in which the norm shows whether it is held
 _COARSE, _BURN, _LONGEST_BURN = 150, 150, 1500
 _FINE, _LONGEST = 600, 3000  # steps
@@ -157,78 +164,6 @@ class _NoLawError(Exception):
         self.reason = reason
 
 
-def copies_of(optimizer: Any, group: Group) -> MakeCopy:
-    """A function that makes copies of an optimizer; by its constructor if a copy made without it cannot step."""
-    torch: Any = sys.modules["torch"]
-
-    def plain(params: list[Any], settings: Mapping[str, float]) -> Any:
-        return copy_of(optimizer, {**group, **_given(group, settings)}, params)
-
-    def constructed(params: list[Any], settings: Mapping[str, float]) -> Any:
-        own = {key: value for key, value in group.items() if key in getattr(optimizer, "defaults", {})}
-        return type(optimizer)(params, **{**own, **_given(group, settings)})
-
-    def works(make: MakeCopy) -> bool:
-        param = torch.nn.Parameter(torch.ones(4, 4, dtype=torch.float64))
-        try:
-            double = make([param], {})
-            for _ in range(2):
-                param.grad = torch.full_like(param, 0.1)
-                type(double).step(double)
-        except CannotCopyError:
-            raise
-        except Exception:
-            return False
-        return True
-
-    return plain if works(plain) or not works(constructed) else constructed
-
-
-def _given(group: Group, settings: Mapping[str, float]) -> dict[str, Any]:
-    """Settings in the form that the group has: a learning rate may be a tensor."""
-    return {
-        key: group[key].new_tensor(value) if hasattr(group[key], "new_tensor") else value
-        for key, value in settings.items()
-        if key in group
-    }
-
-
-def largest_shape(group: Group) -> tuple[int, ...]:
-    """The shape of a group's largest tensor, those with two axes or more first; cut to a million entries."""
-    shapes = [tuple(param.shape) for param in group.get("params", ())]
-    shape = max(shapes, key=lambda shape: (len(shape) > 1, math.prod(shape)), default=()) or (1,)
-    return shape if math.prod(shape) <= _LARGEST else _resized(shape, _LARGEST)
-
-
-def probe_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A small shape with the axes and, up to 16:1, the aspect ratio of another one."""
-    if len(shape) < 2:
-        return (_ENTRIES,)
-    rows, columns, *window = shape
-    ratio = min(max(rows / columns, 1 / 16), 16.0)
-    return _resized((round(1000 * ratio), 1000, *(min(length, 3) for length in window)), _ENTRIES)
-
-
-def _resized(shape: tuple[int, ...], entries: int) -> tuple[int, ...]:
-    first, *others = shape
-    if not others:
-        return (entries,)
-    factor = math.sqrt(entries / math.prod(shape))
-    return (max(2, round(first * factor)), max(2, round(others[0] * factor)), *others[1:])
-
-
-def reference_lr(group: Group) -> float:
-    """The lr of the experiment: before a scheduler changed it, if one did."""
-    return float(group.get("initial_lr", group["lr"])) or float(group["lr"])
-
-
-def longest_memory(group: Group) -> float:
-    """Steps over which the group's momenta and betas average, of the longest."""
-    flat = [item for value in group.values() for item in (value if isinstance(value, tuple | list) else (value,))]
-    rates = [float(item) for item in flat if isinstance(item, float) and 0.5 < item < 1]
-    return max((1 / (1 - rate) for rate in rates), default=1.0)
-
-
 class _Experiment:
     """The search for one law.
 
@@ -279,6 +214,8 @@ class _Experiment:
             walk.advance(min(100, steps - done), hold=hold)
             if not math.isfinite(walk.norms[-1]):
                 raise _NoLawError("not identified", f"its weights stop being finite after {len(walk)} steps")
+            if words := walk.changed_words():
+                raise _NoLawError("adapts its own settings", f"it changes {words[0]!r} after some of {len(walk)} steps")
             if time.process_time() > self._deadline:
                 raise _NoLawError("not identified", "the experiment takes longer than its budget of CPU time")
         return walk

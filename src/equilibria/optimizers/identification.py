@@ -21,8 +21,8 @@ from weakref import WeakKeyDictionary
 
 from equilibria._version import __version__
 from equilibria.errors import EquilibriaError, whole
-from equilibria.optimizers.copies import FOREIGN_KEYS, Group
-from equilibria.optimizers.experiment import Identification, identify_group, largest_shape, reference_lr
+from equilibria.optimizers.copies import FOREIGN_KEYS, Group, largest_shape, reference_lr
+from equilibria.optimizers.experiment import Identification, identify_group
 from equilibria.records._files import write_whole
 from equilibria.theory.identified import identified_from
 

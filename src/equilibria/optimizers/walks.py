@@ -11,20 +11,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.optimizers.copies import step_function
+from equilibria.optimizers.copies import MakeCopy, step_function
 from equilibria.theory.moments import chord_sq
 
 Array: TypeAlias = NDArray[np.float64]
-
-MakeCopy: TypeAlias = Callable[[list[Any], dict[str, float]], Any]
-"""Makes a copy of the optimizer on some tensors, with some of its settings replaced."""
 
 _APART = 0.02  # relative distance of the twins at the start
 _FADED, _FRESH = 0.01, 0.3  # shares of that distance: the decay is read until it has faded
@@ -114,6 +110,7 @@ class Walk:
         twins: whether a second copy walks along, to measure the decay.
 
     Attributes:
+        gradient: of the last step.
         gradient_factor: by which gradients are longer than the conditions say.
     """
 
@@ -127,6 +124,7 @@ class Walk:
         weights = [start, (1 + _APART) * start][: 2 if twins else 1]
         self._params = [self._torch.nn.Parameter(self._torch.from_numpy(weight.copy())) for weight in weights]
         self._copies = [make([param], conditions.settings) for param in self._params]
+        self._first_words = self._words()
         self._step = step_function(type(self._copies[0]))
         self._before_sq = [float(self._first @ self._first)]
         self._after_sq: list[float] = []
@@ -134,6 +132,7 @@ class Walk:
         self._lagged: list[float] = []
         self._apart: list[float] = [1.0]
         self.gradient_factor = 1.0
+        self.gradient = np.zeros(conditions.shape)
         self._taken_out = 1.0  # the product of all factors that brought the weight back
         self._last = np.zeros(conditions.entries)
 
@@ -167,7 +166,7 @@ class Walk:
             norm_sq = self._before_sq[-1]
             gradient -= (gradient @ before) / norm_sq * before
             gradient *= self.gradient_factor * scale / math.sqrt(norm_sq)
-            shaped = gradient.reshape(self._conditions.shape)
+            self.gradient = shaped = gradient.reshape(self._conditions.shape)
             for param, copy in zip(self._params, self._copies, strict=True):
                 param.grad = self._torch.from_numpy(shaped.copy())
                 generator.manual_seed(len(self))  # twins draw the same noise, if they draw any
@@ -257,6 +256,14 @@ class Walk:
         now = self._numbers()
         changed = [key for key, value in now.items() if key[0] == "group" and before.get(key) not in (value, value - 2)]
         return sorted({str(key) for _, key in changed})
+
+    def changed_words(self) -> list[str]:
+        """Names of the group's words and flags that are no longer those of the start: SWATS turns from Adam to SGD."""
+        return [key for key, value in self._words().items() if self._first_words.get(key, value) != value]
+
+    def _words(self) -> dict[str, Any]:
+        (group,) = self.optimizer.param_groups
+        return {key: value for key, value in group.items() if isinstance(value, str | bool)}
 
     def weight_copies(self) -> list[str]:
         """Names of state tensors that are a copy of the weight."""
