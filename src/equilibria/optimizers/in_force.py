@@ -7,6 +7,7 @@ says both numbers. An optimizer whose decay is of a kind not known here gets no 
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Iterable, Iterator
@@ -120,15 +121,18 @@ class _Declared:
                 if isinstance(betas[index], float) and 0 < betas[index] < 1:
                     other = [betas[0], betas[1]]
                     other[index] = betas[index] / 2
-                    yield name, {"betas": type(betas)(other)}
+                    yield name, {"betas": tuple(other)}
 
     def _is_ignored(self, changed: dict[str, Any]) -> bool:
         """Whether the same walk with another value of a setting is the same to the last bit."""
         ends = []
         for settings in ({}, changed):
-            walk = Walk(lambda params, own, extra=settings: self._make(params, own | extra), self._at, twins=False)
-            ends.append(walk.advance(_FEW).param.detach().numpy().copy())
+            make = functools.partial(self._with, settings)
+            ends.append(Walk(make, self._at, twins=False).advance(_FEW).param.detach().numpy().copy())
         return bool(np.array_equal(*ends))
+
+    def _with(self, changed: dict[str, Any], params: list[Any], settings: dict[str, Any]) -> Any:
+        return self._make(params, settings | changed)
 
     def _overwrites_gradient(self) -> bool:
         walk = Walk(self._make, self._at, twins=False).advance(1)
@@ -320,4 +324,4 @@ def _low_precision_decay(optimizer: Any, group: Group, dtype: Any) -> float:
         ends.append(param.detach().double())
     without = ends[1]
     kept = 1 - float(((without - ends[0]) * without).sum() / without.square().sum())
-    return 1 - max(kept, 0.0) ** (1 / _LOW_PRECISION_STEPS)
+    return 1 - math.pow(max(kept, 0.0), 1 / _LOW_PRECISION_STEPS)

@@ -124,7 +124,6 @@ class Walk:
         weights = [start, (1 + _APART) * start][: 2 if twins else 1]
         self._params = [self._torch.nn.Parameter(self._torch.from_numpy(weight.copy())) for weight in weights]
         self._copies = [make([param], conditions.settings) for param in self._params]
-        self._first_words = self._words()
         self._step = step_function(type(self._copies[0]))
         self._before_sq = [float(self._first @ self._first)]
         self._after_sq: list[float] = []
@@ -256,14 +255,6 @@ class Walk:
         now = self._numbers()
         changed = [key for key, value in now.items() if key[0] == "group" and before.get(key) not in (value, value - 2)]
         return sorted({str(key) for _, key in changed})
-
-    def changed_words(self) -> list[str]:
-        """Names of the group's words and flags that are no longer those of the start: SWATS turns from Adam to SGD."""
-        return [key for key, value in self._words().items() if self._first_words.get(key, value) != value]
-
-    def _words(self) -> dict[str, Any]:
-        (group,) = self.optimizer.param_groups
-        return {key: value for key, value in group.items() if isinstance(value, str | bool)}
 
     def weight_copies(self) -> list[str]:
         """Names of state tensors that are a copy of the weight."""
