@@ -84,10 +84,10 @@ ADAM, MOMENTUM = {"betas": (0.9, 0.95)}, {"momentum": 0.9}
         (PlantedW, "coupled sgd", MOMENTUM, "warning", "times as much: it passes through the momentum"),
         (Planted, "lr squared", ADAM, "note", "decays by 1e-05 per step at lr=0.01, by 2.5e-06 at half of it"),
         (Planted, "without lr", ADAM, "note", "decays by 0.001 per step at lr=0.01, by 0.001 at half of it"),
-        (Planted, "no memory", MOMENTUM, "warning", "ignores its momentum"),
+        (Planted, "no memory", MOMENTUM, "warning", "the momentum of Planted has no effect on its first 40 steps"),
         (Planted, "beta1 ignored", ADAM, "warning", "with half of beta1"),
         (Planted, "beta2 ignored", ADAM, "warning", "with half of beta2"),
-        (Planted, "lr ignored", {**ADAM, "weight_decay": 0.0}, "warning", "ignores its lr"),
+        (Planted, "lr ignored", {**ADAM, "weight_decay": 0.0}, "warning", "the lr of Planted has no effect"),
         (PlantedMuon, "transposed", MOMENTUM, "note", "64x32 matrix is 0.71 times as long as one of a 32x64"),
     ],
 )

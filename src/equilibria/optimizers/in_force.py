@@ -148,7 +148,7 @@ class _Declared:
             evidence += f"same to the last bit with half of {name}"
         return self._finding(
             "warning",
-            f"{self._name} ignores its {name}",
+            f"the {name} of {self._name} has no effect on its first {_FEW} steps",
             evidence,
             f"look for {name} in the step() of {self._name}, or leave the setting out",
         )
