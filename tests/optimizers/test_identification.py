@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import equilibria as eq
 from equilibria.control import SGDW, Lion
 from equilibria.errors import EquilibriaError
 from equilibria.optimizers import experiment, identification
 from equilibria.optimizers.identification import cache_folder, identify
+from equilibria.optimizers.in_force import not_in_force, settings_in_force
 from equilibria.optimizers.rules import rule_of_group
 from equilibria.theory import Identified
 from equilibria.theory.schedules import Constant
@@ -187,6 +189,7 @@ def test_an_experiment_touches_nothing_of_the_users(capsys):
     optimizer = torch.optim.RMSprop(params, lr=1e-3, weight_decay=0.1, alpha=0.9)
     calls = []
     optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    everywhere = register_optimizer_step_post_hook(lambda *_: calls.append(1))
     params[0].grad = torch.randn_like(params[0])
     optimizer.step()
     calls.clear()
@@ -195,6 +198,10 @@ def test_an_experiment_touches_nothing_of_the_users(capsys):
     group = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
     draws = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
     assert identify(optimizer, progress=False).motion == "equilibrium"
+    assert (
+        not_in_force(optimizer, optimizer.param_groups) == settings_in_force(optimizer, optimizer.param_groups[0]) == ()
+    )
+    everywhere.remove()
     assert torch.equal(params[0], weight) and torch.equal(params[0].grad, gradient) and not calls
     assert all(torch.equal(value, state[key]) for key, value in optimizer.state[params[0]].items())
     assert group == {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}

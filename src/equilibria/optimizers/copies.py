@@ -115,7 +115,7 @@ def copies_of(optimizer: Any, group: Group) -> MakeCopy:
             double = make([param], {})
             for _ in range(2):
                 param.grad = torch.full_like(param, 0.1)
-                type(double).step(double)
+                step_function(type(double))(double)
         except CannotCopyError:
             raise
         except Exception:

@@ -17,7 +17,15 @@ from typing import Any
 import numpy as np
 
 from equilibria.findings import Finding
-from equilibria.optimizers.copies import CannotCopyError, Group, copies_of, isolated, many_processes, probe_shape
+from equilibria.optimizers.copies import (
+    CannotCopyError,
+    Group,
+    copies_of,
+    isolated,
+    many_processes,
+    probe_shape,
+    step_function,
+)
 from equilibria.optimizers.walks import Conditions, Walk
 
 _SHAPE = (32, 16)
@@ -320,7 +328,7 @@ def _low_precision_decay(optimizer: Any, group: Group, dtype: Any) -> float:
         double = make([param], settings)
         for gradient in gradients:
             param.grad = gradient.clone()
-            type(double).step(double)
+            step_function(type(double))(double)
         ends.append(param.detach().double())
     without = ends[1]
     kept = 1 - float(((without - ends[0]) * without).sum() / without.square().sum())
