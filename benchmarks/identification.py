@@ -275,7 +275,8 @@ def report(results: list[Result]) -> bool:
         f"{len(made)} configurations of torch.optim {torch.__version__}, pytorch_optimizer and rules of our own "
         f"(`muon_variants.py`); {sum(r.held_out for r in made)} of them were held out: no line of the code was tried "
         "on them. Each answer is compared with a walk of the optimizer itself over many time constants, on another "
-        "shape, gradient and start (`identification.py`). Angle: root mean square per step; norm: root mean square.",
+        "shape, gradient and start (`identification.py`). Angle: root mean square per step; norm: root mean square. "
+        "The numbers are those of the code as it was when the held-out cases were run for the first time.",
         "",
         "| | configurations | answered | angle, worst | norm, worst | outside the target |",
         "|---|---|---|---|---|---|",
@@ -310,7 +311,8 @@ def report(results: list[Result]) -> bool:
         "|---|---|---|---|---|",
     ]
     lines += [
-        f"| {r.name} | {'yes' if r.held_out else ''} | {r.motion} | {r.reason.replace('|', '/')} | {r.seconds:.1f} |"
+        f"| {r.name} | {'yes' if r.held_out else ''} | {r.motion if r.reason else 'equilibrium, not checked'} | "
+        f"{(r.reason or r.note).replace('|', '/')} | {r.seconds:.1f} |"
         for r in made
         if r.angle_error is None
     ]

@@ -55,6 +55,7 @@ Motion: TypeAlias = Literal[
 """How an optimizer moves a scale-invariant weight; all but the first have no equilibrium that could be named."""
 
 MOST_SECONDS = 15.0  # of CPU
+_CHUNK = 10  # steps from one look at the clock to the next
 _RMS, _GRADIENT = 0.1, 0.01  # root mean square entries of weight and gradient at the start
 _ANCHOR_WORK = 1 << 22  # entries of the real shape times steps on it
 _ANCHOR_ENTRIES = 1_200_000  # entries times steps of all its walks, if that is more
@@ -213,8 +214,8 @@ class _Experiment:
         return self._advance(walk, steps, hold=hold).measure(burn=burn)
 
     def _advance(self, walk: Walk, steps: int, *, hold: bool = False) -> Walk:
-        for done in range(0, steps, 100):
-            walk.advance(min(100, steps - done), hold=hold)
+        for done in range(0, steps, _CHUNK):
+            walk.advance(min(_CHUNK, steps - done), hold=hold)
             if not math.isfinite(walk.norms[-1]):
                 raise _NoLawError("not identified", f"its weights stop being finite after {len(walk)} steps")
             if time.process_time() > self._deadline:
