@@ -216,7 +216,7 @@ class _Experiment:
     def _advance(self, walk: Walk, steps: int, *, hold: bool = False) -> Walk:
         for done in range(0, steps, _CHUNK):
             walk.advance(min(_CHUNK, steps - done), hold=hold)
-            if not math.isfinite(walk.norms[-1]):
+            if not math.isfinite(walk.norm):
                 raise _NoLawError("not identified", f"its weights stop being finite after {len(walk)} steps")
             if time.process_time() > self._deadline:
                 raise _NoLawError("not identified", "the experiment takes longer than its budget of CPU time")

@@ -146,6 +146,11 @@ class Walk:
         return self._params[0]
 
     @property
+    def norm(self) -> float:
+        """||w|| now."""
+        return math.sqrt(self._before_sq[-1])
+
+    @property
     def norms(self) -> Array:
         """||w|| before each step and after the last."""
         return np.sqrt(self._before_sq)
