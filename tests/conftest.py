@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 
 import pytest
 from hypothesis import settings
@@ -13,6 +14,10 @@ from tests.helpers import ROOT
 
 # Processes that tests start import `tests.helpers` too.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+# Laws that tests measure stay out of the user's cache.
+_cache = tempfile.TemporaryDirectory(prefix="equilibria-cache-")
+os.environ["EQUILIBRIA_CACHE"] = _cache.name
 
 settings.register_profile("fast", deadline=None, max_examples=10, derandomize=True)
 settings.register_profile("thorough", deadline=None, max_examples=20, derandomize=True)  # make test-all

@@ -4,6 +4,7 @@ The verbs, imported on first use:
 
 - `watch`: how fast every layer of a training run turns, beside how fast it should.
 - `read_run`: what a watched run left on disk.
+- `identify`: how an optimizer moves a scale-invariant weight, found out by experiment.
 - `plan`: what a schedule will do, before it runs.
 - `forecast`: what every layer will do over the rest of a run, from what was recorded of it.
 - `fold`: weight decay folded into an exponentially growing learning rate.
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from equilibria.curvature import sharpness
     from equilibria.forecasting import forecast, translate
     from equilibria.objectives import Objective, objective
+    from equilibria.optimizers.identification import identify
     from equilibria.planning import plan
     from equilibria.symmetry import symmetries
     from equilibria.theory.citations import cite
@@ -46,6 +48,7 @@ __all__ = [
     "cite",
     "fold",
     "forecast",
+    "identify",
     "objective",
     "plan",
     "read_run",
@@ -65,6 +68,7 @@ __getattr__, __dir__ = lazy_names(
         "cite": "theory.citations",
         "fold": "theory.folding",
         "forecast": "forecasting",
+        "identify": "optimizers.identification",
         "objective": "objectives",
         "plan": "planning",
         "read_run": "watching",

@@ -22,6 +22,7 @@ sys.path[:0] = [str(DOCS), str(DOCS / "_ext")]
 import check_site  # noqa: E402
 import corrections  # noqa: E402
 import transformer  # noqa: E402
+import which_optimizers  # noqa: E402
 
 
 def public_packages() -> list[ModuleType]:
@@ -118,6 +119,10 @@ def test_everything_that_an_example_imports_is_in_the_reference():
     used = {name for page in pages for name in imported(page.read_text(encoding="utf-8"))}
     reference = {name for page in (DOCS / "api").glob("*.md") for name in described(page.read_text(encoding="utf-8"))}
     assert sorted(used - reference) == [], "add an entry to docs/api, or import it from where it is public"
+
+
+def test_the_page_of_optimizers_is_what_the_registry_and_the_benchmark_say_now():
+    assert which_optimizers.PAGE.read_text(encoding="utf-8") == which_optimizers.page(), "run `make docs-generated`"
 
 
 def test_the_page_of_corrections_is_what_the_laws_say_now():

@@ -185,7 +185,8 @@ def test_unknown_optimizers_are_measured_and_have_no_law():
         train(net, optimizer, 3)
         for name in ("angle_predicted", "norm_predicted", "angle_equilibrium", "norm_equilibrium", "steps_to_settle"):
             assert column(monitor, name) == [None] * 9
-        assert {entry["no_law"] for entry in monitor.metadata["params"]} == {"no law for RMSprop"}
+        expected = "no law for RMSprop (no decay): without weight decay there is no equilibrium"
+        assert {entry["no_law"] for entry in monitor.metadata["params"]} == {expected}
         assert set(column(monitor, "state")) == {"none"}
 
 

@@ -461,5 +461,5 @@ def test_a_group_with_betas_that_its_rule_does_not_have_is_watched():
 
 
 def test_several_processes_are_not_made_to_wait(monkeypatch):
-    monkeypatch.setattr(recognition, "_many_processes", lambda: True)
+    monkeypatch.setattr(recognition, "many_processes", lambda: True)
     assert "where several processes train" in law(Decoupled(mixed(), **ADAM)).reason

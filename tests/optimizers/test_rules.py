@@ -226,7 +226,9 @@ def test_groups_with_different_rules_are_an_error_that_names_them():
 
 
 def test_an_optimizer_without_a_rule_is_an_error_with_a_remedy():
-    with pytest.raises(EquilibriaError, match=r"no law for RMSprop\); expected SGD, Adam, AdamW, Muon"):
+    with pytest.raises(
+        EquilibriaError, match=r"no law for RMSprop \(no decay\): without weight decay there is no equilibrium"
+    ):
         rule_of_optimizer(torch.optim.RMSprop(parameters()))
 
 

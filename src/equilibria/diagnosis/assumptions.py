@@ -16,6 +16,7 @@ from equilibria.diagnosis.series import Array
 from equilibria.diagnosis.summary import ACCURACY, summarise_run
 from equilibria.findings import Finding, percent
 from equilibria.theory.equilibrium import ROUNDED_AWAY
+from equilibria.theory.identified import Identified
 from equilibria.theory.rules import EQUILIBRIUM_LAWS, SGD, AdamL2, AdamW, Lion, Muon
 
 _NORM_OFF = 0.1  # |ln(measured / predicted norm)|: unequal entries alone make 6 % under Adam
@@ -217,12 +218,14 @@ def _at_equilibrium(layer: Layer) -> str:
 
 def rounded_away(layers: Sequence[Layer]) -> Iterator[Finding]:
     """Weights in a type too coarse for their decay or their step; for decoupled decay, scale-invariant or not."""
-    possible = [layer for layer in layers if layer.predictable or not isinstance(layer.rule, SGD | AdamL2 | None)]
+    possible = [
+        layer for layer in layers if layer.predictable or not isinstance(layer.rule, SGD | AdamL2 | Identified | None)
+    ]
     affected = [layer for layer in possible if layer.rounding is not None]
     if not affected:
         return
     worst = min(affected, key=lambda layer: layer.rounding or 0.0)
-    dtype, coupled = str(worst.entry["dtype"]), isinstance(worst.rule, SGD | AdamL2)
+    dtype, coupled = str(worst.entry["dtype"]), isinstance(worst.rule, SGD | AdamL2 | Identified)
     change = (
         f"a step should move {worst.name} by {worst.rounding:.3g} of its size"
         if coupled

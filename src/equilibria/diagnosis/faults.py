@@ -246,12 +246,17 @@ def _without_law_remedy(reason: str) -> str:
     """Suggest a method for an optimizer that the user wrote: not for torch's, nor for one that has the method."""
     measured = "nothing needs doing: angles and norms are measured; no prediction is made"
     name = reason.removeprefix("no law for ").split(" ")[0].rstrip(":")
-    if "with these settings" in reason or name in _OF_TORCH:
+    if "with these settings" in reason or name in _OF_TORCH or _names_motion(reason):
         return measured
     return (
         "for a prediction, give the optimizer a method equilibria_rule(group) that returns the rule of "
         "equilibria.theory it follows"
     )
+
+
+def _names_motion(reason: str) -> bool:
+    """Whether an experiment showed why there is no equilibrium, as in "no law for NAdam (own clock): ..."."""
+    return " (" in reason.partition(":")[0] and "(not identified)" not in reason
 
 
 def failed_identities(checks: Sequence[IdentityCheck], layers: Sequence[Layer]) -> Iterator[Finding]:

@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equilibria.theory.identified import PowerLaw
 from equilibria.theory.radial import radial_strength
 
 Array = NDArray[Any]
@@ -55,7 +56,7 @@ def decay_in_force(
     """Share of the weight that decay removes per step, once momentum has added up.
 
     Args:
-        rule: its kind and dampening, as the metadata of a run describe a rule.
+        rule: its kind, dampening and measured decay, as the metadata of a run describe a rule.
         lr: the learning rate, a number or an array as all the others.
         weight_decay: as torch defines it.
         momentum: beta1 for Adam and Lion.
@@ -75,6 +76,10 @@ def decay_in_force(
             return np.asarray(decay * damped / (1 - np.nan_to_num(momentum)))
         if rule.get("kind") == "AdamL2":
             return np.asarray(decay * np.sqrt(entries) / np.hypot(grad_norm, weight_decay * norm))
+        if rule.get("kind") == "Identified":
+            measured = PowerLaw(**dict(rule["decay"]))
+            where = {"grad": grad_norm, "norm": norm, "entries": entries}
+            return np.asarray(measured(lr=lr, weight_decay=weight_decay, **where), dtype=np.float64)
     return decay
 
 

@@ -18,6 +18,7 @@ from equilibria.diagnosis.summary import LayerSummary
 from equilibria.errors import EquilibriaError
 from equilibria.records.tables import CHANGED_OUTSIDE, NOTES, STATES
 from equilibria.theory.equilibrium import ROUNDED_AWAY
+from equilibria.theory.identified import Identified
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule
 from equilibria.theory.settling import relaxation
 
@@ -119,7 +120,7 @@ class Layer:
     @property
     def scale_of_grad_sq(self) -> float:
         """L for a law that depends on it, else 1, or NaN if unknown: then the layers with one rule share a result."""
-        if isinstance(self.rule, AdamL2):
+        if isinstance(self.rule, AdamL2) or (isinstance(self.rule, Identified) and self.rule.is_coupled):
             return self.unit_grad_sq
         return 1.0 if self.unit_grad_sq > 0 else math.nan
 
@@ -343,7 +344,7 @@ def _radial_scale(rule: Rule | None, entry: Mapping[str, Any]) -> tuple[float, f
 
 def _roundings(run: SampledRun) -> Array:
     columns = run.taken.columns
-    coupled = np.repeat([isinstance(rule, SGD | AdamL2) for rule in run.rules], run.taken.counts)
+    coupled = np.repeat([isinstance(rule, SGD | AdamL2 | Identified) for rule in run.rules], run.taken.counts)
     change = np.where(coupled, columns["angle_predicted"], columns["lr"] * columns["weight_decay"])
     limits = np.array([_rounding_limit(rule, entry) for rule, entry in zip(run.rules, run.entries, strict=True)])
     roundings = _nans(run.taken)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from equilibria.errors import EquilibriaError
+from equilibria.theory.identified import Identified, identified_from
 from equilibria.theory.rules import RULES, Rule
 
 _RULES = {rule.__name__: rule for rule in RULES.values()}
@@ -32,6 +34,8 @@ def rule_from_metadata(entry: Mapping[str, Any], settings: Mapping[str, float]) 
         AdamW(lr=0.001, weight_decay=0.1, betas=(0.8, 0.95))
     """
     recorded = entry.get("rule") or {}
+    if recorded.get("kind") == Identified.__name__:
+        return _identified(json.dumps(recorded), settings["lr"], settings["weight_decay"])
     options = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in recorded.items())
     return _rule(options, settings["lr"], settings["weight_decay"], settings["momentum"])
 
@@ -48,6 +52,15 @@ def rules_from_metadata(
             rules[key] = rule_from_metadata(entry, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         listed.append(rules[key])
     return listed
+
+
+@lru_cache(maxsize=1024)
+def _identified(recorded: str, lr: float, weight_decay: float) -> Rule | None:
+    """A measured law; its record is JSON, which can be looked up."""
+    try:
+        return identified_from(json.loads(recorded) | {"lr": lr, "weight_decay": weight_decay})
+    except (EquilibriaError, KeyError, TypeError, ValueError):
+        return None
 
 
 @lru_cache(maxsize=1024)

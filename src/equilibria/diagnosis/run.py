@@ -140,4 +140,5 @@ def decays(series: Series, entries: Sequence[Mapping[str, Any]]) -> Array:
 def _of_decay(entry: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     """What the decay in force depends on beside the settings."""
     rule = entry.get("rule") or {}
-    return tuple((name, rule.get(name)) for name in ("kind", "dampening"))
+    measured = tuple((rule.get("decay") or {}).items())
+    return (*((name, rule.get(name)) for name in ("kind", "dampening")), ("decay", measured))

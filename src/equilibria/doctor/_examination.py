@@ -14,11 +14,13 @@ from torch import Tensor
 from equilibria.control._split_decay import decay_reason, is_scale_invariant
 from equilibria.doctor._setup import TrainingSetup, input_and_target
 from equilibria.errors import EquilibriaError
-from equilibria.findings import Finding, Severity, joined
+from equilibria.findings import Finding, Severity, joined, warnings_first
 from equilibria.objectives._objective import objective, unwrap_model
+from equilibria.optimizers.in_force import not_in_force
 from equilibria.optimizers.rules import rule_of_group
 from equilibria.symmetry import Symmetries, symmetries
 from equilibria.tensors.parameters import names_of, roles_of
+from equilibria.theory.identified import Identified
 from equilibria.theory.rules import SGD, AdamL2, Rule
 
 
@@ -65,7 +67,7 @@ class Examination:
 
     Attributes:
         rows: one per parameter, in the order of the model.
-        findings: the problems, one finding per kind.
+        findings: the problems, one finding per kind, and settings that a copy of the optimizer does not obey.
         fix: code that builds the right parameter groups; "" if they are right.
         symmetries: the scaling symmetries of the model.
     """
@@ -110,13 +112,15 @@ def examine(setup: TrainingSetup, *, progress: bool | None = None) -> Examinatio
     by_name = {names[id(param)][0]: param for param in trained}
     settings = {name: groups.get(id(param)) for name, param in by_name.items()}
     rows = tuple(_row(name, param, roles[name], settings, sym) for name, param in by_name.items())
-    return Examination(rows, _findings(rows), _fix(rows, by_name, sym), sym)
+    used = {row.group for row in rows if row.group is not None}
+    declared = not_in_force(setup.optimizer, [setup.optimizer.param_groups[index] for index in sorted(used)])
+    return Examination(rows, warnings_first((*declared, *_findings(rows))), _fix(rows, by_name, sym), sym)
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, _Settings]]:
     for index, group in enumerate(optimizer.param_groups):
         decay = float(group.get("weight_decay", 0.0))
-        settings = _Settings(index, float(group["lr"]), decay, rule_of_group(optimizer, group).rule)
+        settings = _Settings(index, float(group["lr"]), decay, rule_of_group(optimizer, group, measure=True).rule)
         yield from ((id(param), settings) for param in group["params"])
 
 
@@ -195,7 +199,7 @@ def _problem(
 
 def _rounded_away(group: _Settings, param: Tensor) -> bool:
     """Whether w (1 - lr wd) rounds to w in the parameter's type: always so if lr wd is below a quarter of eps."""
-    decoupled = group.rule is not None and not isinstance(group.rule, SGD | AdamL2)
+    decoupled = group.rule is not None and not isinstance(group.rule, SGD | AdamL2 | Identified)
     return decoupled and 0 < group.lr * group.weight_decay < torch.finfo(param.dtype).eps / 4
 
 
@@ -244,7 +248,8 @@ def _fix(rows: tuple[ParameterRow, ...], params: Mapping[str, Tensor], sym: Symm
 def long_run_decay(rule: Rule) -> float | None:
     """The share of a weight's norm that decay alone takes per step in the long run; negative where the norm grows.
 
-    None if it depends on the gradient (Adam with L2). With momentum it differs from lr times weight decay.
+    None if it depends on the gradient (Adam with L2, measured laws like it). With momentum it differs from lr times
+    weight decay.
 
     Example:
         >>> long_run_decay(SGD(lr=0.1, weight_decay=5e-4, momentum=0.9))
@@ -254,7 +259,8 @@ def long_run_decay(rule: Rule) -> float | None:
     """
     if isinstance(rule, SGD):  # coupled: decay passes through the momentum buffer, as the gradient does
         return _of_momentum(rule)
-    return None if isinstance(rule, AdamL2) and rule.weight_decay else rule.decay_per_step
+    coupled = isinstance(rule, AdamL2) or (isinstance(rule, Identified) and rule.is_coupled)
+    return None if coupled and rule.weight_decay else rule.decay_per_step
 
 
 def _of_momentum(rule: SGD) -> float:

@@ -24,6 +24,7 @@ from equilibria.findings import counted
 from equilibria.records import read_record
 from equilibria.records.tables import CHANGED_OUTSIDE, NOTES, RESCALED
 from equilibria.theory._reals import Array
+from equilibria.theory.identified import Identified
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW
 
 Steps = NDArray[np.int64]
@@ -235,7 +236,8 @@ def _refusal(entry: Mapping[str, Any], columns: Mapping[str, Any], last_step: in
     if rule is None:
         return f"no law for its settings at step {columns['step'][-1]:,}"
     if not isinstance(rule, ForecastRule):
-        return f"its optimizer is {type(rule).__name__}; forecasts are made for SGD, SGDW, AdamW and Adam"
+        name = rule.name if isinstance(rule, Identified) else type(rule).__name__
+        return f"its optimizer is {name}; forecasts are made for SGD, SGDW, AdamW and Adam"
     if not invariant:
         if invariant is None:
             return "undecided whether it is scale-invariant: label it, eq.watch(..., invariant=eq.symmetries(...))"

@@ -29,6 +29,7 @@ from equilibria.diagnosis.budget import BATCHES, KNOWN, LEAST_SAMPLES, LEAST_STE
 from equilibria.diagnosis.invariance import decay_in_force
 from equilibria.monitor.predictor import LEFT, TOLERANCE, RunningMean
 from equilibria.monitor.reading import MeasuredStep
+from equilibria.theory.identified import Identified
 from equilibria.theory.requested import norm_power
 from equilibria.theory.rules import AdamL2, AdamW, Lion, Rule
 
@@ -159,6 +160,9 @@ class GainPredictor:
 
     def _in_force(self, rule: Rule, measured: MeasuredStep) -> Array:
         """The decay in force over lr x wd."""
+        if isinstance(rule, Identified):
+            _, share = rule.motion(measured.ww, unit_grad_sq=measured.gg * measured.ww, dim=self._entries)
+            return np.asarray(share / (rule.lr * rule.weight_decay or np.nan))
         unit = rule.weight_decay or 1.0
         return decay_in_force(
             {"kind": type(rule).__name__, "dampening": getattr(rule, "dampening", 0.0)},

@@ -37,6 +37,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from equilibria.errors import EquilibriaError
+from equilibria.findings import Finding
 from equilibria.monitor.reading import (
     PRODUCTS,
     Combination,
@@ -57,10 +58,12 @@ from equilibria.optimizers.controllers import (
     control_log,
     order_hooks,
 )
+from equilibria.optimizers.in_force import not_in_force
 from equilibria.optimizers.rules import GroupRule, follows, rule_of_group
 from equilibria.tensors.inner_products import MovesPass, ProductsPass
 from equilibria.tensors.layout import densify, is_sharded, local, rows
 from equilibria.tensors.parameters import Watched
+from equilibria.theory.identified import Identified
 from equilibria.theory.rules import SGDW, AdamW, Lion, Muon
 
 OnReading: TypeAlias = Callable[[int, StepReading | None], None]
@@ -170,7 +173,13 @@ class OptimizerHooks:
     def laws(self) -> list[GroupRule]:
         """The law of each parameter group; under a controller that turns weights itself, that of the others in it."""
         stepping = self.optimizer if self.turned_by is None else self.turned_by.plain
-        return [rule_of_group(stepping, group) for group in self.groups]
+        watched = {layer.group for layer in self.watched}
+        return [rule_of_group(stepping, group, measure=index in watched) for index, group in enumerate(self.groups)]
+
+    def settings_not_in_force(self) -> tuple[Finding, ...]:
+        """Settings of watched groups that a copy of the optimizer does not obey; some tenths of a second."""
+        watched = {layer.group for layer in self.watched if layer.param.is_floating_point()}
+        return not_in_force(self.optimizer, [self.groups[index] for index in sorted(watched)])
 
     @property
     def turned_by(self) -> AngleController | None:
@@ -479,7 +488,8 @@ class OptimizerHooks:
 
 def _decay_alone(law: GroupRule) -> Combination:
     """The part of a step that is known beforehand: the share of the weight that decoupled decay removes."""
-    decoupled = isinstance(law.rule, SGDW | AdamW | Lion | Muon)
+    is_measured = isinstance(law.rule, Identified) and not law.rule.is_coupled
+    decoupled = is_measured or isinstance(law.rule, SGDW | AdamW | Lion | Muon)
     return Combination(0.0, 0.0, law.rule.decay_per_step if decoupled and law.rule else 0.0)
 
 

@@ -41,6 +41,7 @@ from equilibria.tensors.invariance import Invariant, with_invariance
 from equilibria.tensors.layout import is_sharded, local
 from equilibria.tensors.parameters import Select, Watched, find_watched, select_patterns, unwrap_optimizer
 from equilibria.tensors.sharding import any_sharded, sum_over_pieces
+from equilibria.theory.identified import Identified
 from equilibria.theory.rules import Rule
 
 Granularity: TypeAlias = Literal["tensor", "row"]
@@ -135,6 +136,9 @@ class Monitor:
             OptimizerHooks(optimizer, layers, index=index, sampler=self._sampler, on_reading=self._receive)
             for index, (optimizer, layers) in enumerate(zip(unwrapped, by_optimizer, strict=True))
         ]
+        for hooks in self._hooks:
+            _ = hooks.laws  # an optimizer without a closed law is measured here: no training step waits for it
+        self._not_in_force = tuple(finding for hooks in self._hooks for finding in hooks.settings_not_in_force())
         self._history = History()
         self.metric_log = MetricLog()
         self.diffusion_log = DiffusionLog()
@@ -232,13 +236,14 @@ class Monitor:
         return (*self.findings_about_watching(), *diagnosed)
 
     def findings_about_watching(self) -> tuple[Finding, ...]:
-        """The findings that no sample shows: weights that change unseen, are not watched, or that nothing trains."""
+        """The findings that no sample shows: weights unseen, not watched or not trained; settings not in force."""
         bypassed = [hooks for hooks in self._hooks if hooks.changes_since_last_step > _MOST_CHANGES]
         unwatched, untrained = self._unwatched(), self._untrained()
         return (
             *(_bypassed(hooks.count) for hooks in bypassed),
             *([_added_later(unwatched)] if unwatched else []),
             *([_in_no_optimizer(untrained, self.step)] if untrained else []),
+            *self._not_in_force,
         )
 
     def flush(self) -> None:
@@ -540,6 +545,8 @@ def _describe_units(
 
 
 def _describe_rule(rule: Rule) -> dict[str, Any]:
+    if isinstance(rule, Identified):
+        return {"kind": type(rule).__name__} | dataclasses.asdict(rule)
     values = ((field.name, getattr(rule, field.name)) for field in dataclasses.fields(rule))
     return {"kind": type(rule).__name__} | {
         name: list(value) if isinstance(value, tuple) else value for name, value in values

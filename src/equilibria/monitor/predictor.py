@@ -43,6 +43,7 @@ from equilibria.errors import EquilibriaError
 from equilibria.monitor.reading import MeasuredStep
 from equilibria.monitor.recursion import group_equilibrium, remembered, run_recursion
 from equilibria.theory.adam import adam_settling_steps
+from equilibria.theory.identified import Identified
 from equilibria.theory.moments import angle_from_chord_sq, chord_sq, nesterov_correlation
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, momentum_unit_grad_sq
 from equilibria.theory.settling import Relaxation, relaxation
@@ -211,7 +212,7 @@ class Predictor:
             self.next_step = step + 1
             mean = np.maximum(_with_momentum(rule, self._grad_sq.value, correlation), 0.0)
             angle_equilibrium, norm_equilibrium = group_equilibrium(
-                rule, mean, correlation, sizes=self._sizes(rule), recall=self._recalled()
+                rule, mean, correlation, sizes=self._sizes(rule), entries=self._entries, recall=self._recalled()
             )
             steps, settled = np.full(len(mean), np.nan), np.zeros(len(mean), dtype=bool)
             if relax is not None:
@@ -253,23 +254,32 @@ class Predictor:
         self._judge_invariance(measured, rule)
         self._angle_sq.add(measured.angle**2, window=_ANGLES)
         moves = np.where(measured.ee > 0, measured.ee, np.nan)  # a weight without a gradient makes no small update
-        self._update_sq.add(moves / np.square(rule.lr or np.nan), window=window)
+        self._update_sq.add(moves / np.square(self._unit_length(rule, measured)), window=window)
         state = self._state
         if isinstance(rule, Muon) and state is not None and state.steps_done > _MEMORIES / (1 - rule.momentum):
             pull = rule.lr * measured.we / moves  # -<w, u> / ||u||^2
             self._recall.add(pull / remembered(rule, state.memory), window=max(window, _FEWEST_PULLS))
 
+    def _unit_length(self, rule: Rule, measured: MeasuredStep) -> Array | float:
+        """The length of an update per unit of `_sizes`: lr, or what a measured law says."""
+        if isinstance(rule, Identified):
+            length: Array = rule.motion(measured.ww, unit_grad_sq=measured.gg * measured.ww, dim=self._entries)[0]
+            return length
+        return rule.lr or np.nan
+
     def _judge_invariance(self, measured: MeasuredStep, rule: Rule) -> None:
-        momentum = rule.betas[0] if isinstance(rule, AdamW | AdamL2 | Lion) else rule.momentum
-        decay = decay_in_force(
-            {"kind": type(rule).__name__, "dampening": getattr(rule, "dampening", 0.0)},
-            lr=rule.lr,
-            weight_decay=rule.weight_decay,
-            momentum=momentum,
-            grad_norm=np.sqrt(measured.gg),
-            norm=measured.norm,
-            entries=self._entries,
-        )
+        if isinstance(rule, Identified):
+            _, decay = rule.motion(measured.ww, unit_grad_sq=measured.gg * measured.ww, dim=self._entries)
+        else:
+            decay = decay_in_force(
+                {"kind": type(rule).__name__, "dampening": getattr(rule, "dampening", 0.0)},
+                lr=rule.lr,
+                weight_decay=rule.weight_decay,
+                momentum=rule.betas[0] if isinstance(rule, AdamW | AdamL2 | Lion) else rule.momentum,
+                grad_norm=np.sqrt(measured.gg),
+                norm=measured.norm,
+                entries=self._entries,
+            )
         self._invariance.add(measured.cosine, np.broadcast_to(decay, measured.cosine.shape))
         self._cosine_sq.add(measured.cosine**2, window=_COSINE_WINDOW)
         self._may_be_invariant &= ~(np.sqrt(self._cosine_sq.value * self._entries) >= NEARLY_RANDOM)
@@ -297,8 +307,11 @@ class Predictor:
         return np.where(known, np.clip(self._recall.value, 0.0, 2.0), 1.0)
 
     def _sizes(self, rule: Rule) -> Array:
-        """Squared length of an update per lr^2: the number of entries, but for Muon the measured one."""
-        if not isinstance(rule, Muon):
+        """Squared length of an update per lr^2: the number of entries, but for Muon the measured one.
+
+        Under a measured law, the squared length over that of the law: a network's gradients are no white noise.
+        """
+        if not isinstance(rule, Muon | Identified):
             return self._entries
         return np.where(self._update_sq.value > 0, self._update_sq.value, 1.0)
 
@@ -313,6 +326,11 @@ class Predictor:
             typical = np.sqrt(buffer_sq * self._entries * 2 / np.pi)
             traces[0] = np.where(typical > 0, -memory.radial / typical, 0.0)
             buffer_sq = np.where(buffer_sq > 0, buffer_sq / self._grad_sq.value, 0.0)
+        elif isinstance(rule, Identified) and memory.steps_done > 0:
+            length, share = rule.motion(measured.ww, unit_grad_sq=measured.gg * measured.ww, dim=self._entries)
+            length = np.nan_to_num(length * np.sqrt(self._sizes(rule)))
+            kept = np.reshape(rule.memory.decay, (-1, 1)) * (1 - np.nan_to_num(share))
+            traces += length * (1 - kept**memory.steps_done) / (1 - kept)
         elif isinstance(rule, Muon) and memory.steps_done > 0:
             kept = np.array(rule.memory.decay) * (1 - rule.decay_per_step)
             traces += (rule.lr * (1 - kept**memory.steps_done) / (1 - kept))[:, np.newaxis]
@@ -406,6 +424,7 @@ class Predictor:
                 harmless,
                 np.where(good, momentum_grad_sq, 1.0),
                 sizes=self._sizes(rules[-1]),
+                entries=self._entries,
                 correlation=correlation,
                 recall=self._recalled() if isinstance(rules[-1], Muon) else 1.0,
             )
@@ -432,7 +451,7 @@ class Predictor:
         Settings are rounded to half a per cent, so that the cache also helps under a schedule: computing this is slow.
         """
         near = _rounded(rule)
-        if not isinstance(rule, AdamL2):
+        if not (isinstance(rule, AdamL2) or (isinstance(rule, Identified) and rule.is_coupled)):
             return _relaxation(near)
         known = self._grad_sq.value[np.isfinite(self._grad_sq.value)]
         if not known.size or not known.min() > 0:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
 from equilibria.theory import equilibrium
+from equilibria.theory.identified import Identified, identified_point, identified_step
 from equilibria.theory.moments import adam_step, angle_from_chord_sq
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, nesterov_angle_factor
 from equilibria.theory.states import State, memory_size, step_of
@@ -34,6 +35,7 @@ def run_recursion(
     unit_grad_sq: Array,
     *,
     sizes: Array,
+    entries: Array,
     correlation: Array,
     recall: Array | float,
 ) -> tuple[State, tuple[Array, Array], Array]:
@@ -43,7 +45,9 @@ def run_recursion(
         rules: the rule at every step, all of one kind.
         state: before the first step.
         unit_grad_sq: L, steps x weights.
-        sizes: entries of every weight; for Muon the mean square of its update per lr^2.
+        sizes: entries of every weight; for Muon the mean square of its update per lr^2, for a measured law that of its
+            update over the law's.
+        entries: of every weight.
         correlation: E<v, g> / E||g||^2 of every weight, on which Nesterov's recursion depends.
         recall: share of the momentum's memory that Muon's updates keep.
 
@@ -56,6 +60,8 @@ def run_recursion(
         return _run_adam(rules, _fitted(state, rules[0]), unit_grad_sq, sizes)
     if isinstance(rules[0], Muon):
         return _run_muon(rules, state, sizes, recall)
+    if isinstance(rules[0], Identified):
+        return _run_identified(rules, state, unit_grad_sq, sizes, entries)
     done = 0
     for _, alike in groupby(rules, key=_without_schedule):
         stretch = list(alike)
@@ -107,6 +113,22 @@ def _run_muon(
     return dataclasses.replace(state, norm_sq=p, memory=traces, steps_done=done), (before, p), moved_sq
 
 
+def _run_identified(
+    rules: Sequence[Rule], state: State, unit_grad_sq: Array, sizes: Array, entries: Array
+) -> tuple[State, tuple[Array, Array], Array]:
+    """Run a measured law."""
+    p, traces = state.norm_sq, list(state.memory)
+    for rule, grad_sq in zip(rules, unit_grad_sq, strict=True):
+        assert isinstance(rule, Identified)
+        before = p
+        p, moved_sq, traces = identified_step(
+            rule, p, traces, grad_sq, entries, rule.lr, rule.weight_decay, size=np.sqrt(sizes)
+        )
+    done = state.steps_done + len(rules)
+    memory = np.array(traces).reshape(state.memory.shape)
+    return dataclasses.replace(state, norm_sq=p, memory=memory, steps_done=done), (before, p), moved_sq
+
+
 def remembered(rule: Muon, traces: Array) -> Array:
     """-<w, u> / ||u||^2 of the next update u, if it were the momentum itself, from the traces of past updates."""
     total: Array = np.asarray(rule.memory.first) @ traces
@@ -150,7 +172,7 @@ def _without_schedule(rule: Rule) -> Rule:
 
 
 def group_equilibrium(
-    rule: Rule, unit_grad_sq: Array, correlation: Array, *, sizes: Array, recall: Array
+    rule: Rule, unit_grad_sq: Array, correlation: Array, *, sizes: Array, entries: Array, recall: Array
 ) -> tuple[Array, Array]:
     """Angle and norm in equilibrium; NaN where the rule has none.
 
@@ -158,7 +180,8 @@ def group_equilibrium(
         rule: of the group.
         unit_grad_sq: L of every weight.
         correlation: <v, g> / ||g||^2 of gradient and momentum.
-        sizes: entries of every weight; for Muon the mean square of its update per lr^2.
+        sizes: as in `run_recursion`.
+        entries: of every weight.
         recall: share of the momentum's memory that Muon's updates keep.
     """
     nothing = np.full(len(unit_grad_sq), np.nan)
@@ -166,6 +189,11 @@ def group_equilibrium(
         return nothing, nothing
     if isinstance(rule, AdamL2):
         return _adam_l2(rule, unit_grad_sq, sizes)
+    if isinstance(rule, Identified):
+        point = identified_point(
+            rule, rule.lr, rule.weight_decay, unit_grad_sq=unit_grad_sq, dim=entries, size=np.sqrt(sizes)
+        )
+        return angle_from_chord_sq(2 * point.one_minus_cos) + 0 * sizes, np.sqrt(point.norm_sq)
     unit = _targets(rule)
     if unit is None:
         return nothing, nothing

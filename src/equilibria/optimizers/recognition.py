@@ -5,24 +5,15 @@ gradients. A rule is accepted only if it explains every step, under two settings
 that the law still holds when a schedule changes them. Half of the gradients are orthogonal to the rows of the weight,
 as those of scale-invariant weights are: AdamP, for one, moves like AdamW under all others.
 
-Nothing of the user's is touched: the copy gets numbers, words and functions only, and tensors of its own; global
-optimizer hooks do not see it, and the random number generators are restored. Torch is looked up in ``sys.modules``, as
-in `equilibria.optimizers.rules`.
+The copy is that of `equilibria.optimizers.copies`: nothing of the user's is touched.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import dataclasses
-import enum
-import io
 import itertools
-import random
 import sys
-import types
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -31,12 +22,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, described
-from equilibria.optimizers.controllers import CONTROL_LOG
+from equilibria.optimizers.copies import (
+    FOREIGN_KEYS,
+    MANY_PROCESSES,
+    CannotCopyError,
+    Group,
+    copy_of,
+    isolated,
+    many_processes,
+    step_function,
+)
 from equilibria.theory.muon import orthogonalised
-from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, ClosedRule, Lion, Muon
 
 Array: TypeAlias = NDArray[np.float64]
-Group: TypeAlias = Mapping[str, Any]
 
 _STEPS = 24  # an optimizer that does something special every 5 or 10 steps (Lookahead) does it within these
 _STEPS_ON_LARGE = 6
@@ -60,13 +59,6 @@ _ROUNDING = 1e-5  # largest error of an entry relative to the largest entry of t
 # to 4 % at every step; Nesterov in place of plain momentum, and another factor for the shape, by 40 % at some.
 _ROUNDING_OF_MUON = 0.1
 
-# Keys and attributes that others than the optimizer write.
-_FOREIGN_KEYS = frozenset(
-    ("params", "param_names", "step", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr")
-)
-_FOREIGN_ATTRIBUTES = frozenset(
-    ("state", "param_groups", "defaults", "step", "_step_count", "_opt_called", CONTROL_LOG)
-)
 _NUMBERS_OF_RULES = frozenset(("lr", "weight_decay", "momentum", "betas"))
 
 
@@ -79,7 +71,7 @@ class RuleReader:
         fixed: settings that the group does not have, as pairs of name and value.
     """
 
-    kind: type[Rule]
+    kind: type[ClosedRule]
     fixed: tuple[tuple[str, Any], ...] = ()
 
     def settings(self, group: Group) -> dict[str, Any]:
@@ -125,7 +117,7 @@ _KNOWN: WeakKeyDictionary[Any, dict[Any, Recognition]] = WeakKeyDictionary()
 def _structure(group: Group) -> Any:
     """What a trial depends on: a group without the numbers that a reader takes from it at every step."""
     has_momentum = bool(group.get("momentum"))
-    others = tuple((key, repr(group[key])) for key in group if key not in _FOREIGN_KEYS | _NUMBERS_OF_RULES)
+    others = tuple((key, repr(group[key])) for key in group if key not in FOREIGN_KEYS | _NUMBERS_OF_RULES)
     return tuple(key for key in group if key in _NUMBERS_OF_RULES), has_momentum, others, _sizes(group)
 
 
@@ -137,14 +129,12 @@ def _sizes(group: Group) -> tuple[tuple[int, ...], bool]:
 
 
 def _tried(optimizer: Any, group: Group) -> Recognition:
-    if _many_processes():
-        return Recognition(
-            None, "an unknown optimizer is not tried where several processes train: it may wait for them"
-        )
+    if many_processes():
+        return Recognition(None, MANY_PROCESSES)
     try:
-        with _isolated():
+        with isolated():
             return _try(optimizer, group)
-    except _CannotCopyError as error:
+    except CannotCopyError as error:
         return Recognition(None, str(error))
     except Exception as error:  # the optimizer is foreign code
         return Recognition(None, f"a copy of it cannot be tried ({described(error)})")
@@ -155,69 +145,23 @@ def _try(optimizer: Any, group: Group) -> Recognition:
         return Recognition(None, "it calls its weight decay 'wd'; expected 'weight_decay' in its groups")
     axes, is_large = _sizes(group)
     shapes = [shape for number in axes for shape in _SHAPES[number]]
-    trial = _Trial(_copy_of(optimizer, group, shapes), steps=_STEPS)
+    trial = _Trial(copy_of(optimizer, group, _tensors(shapes)), steps=_STEPS)
     reader = next((reader for reader in _candidates(group) if trial.follows(reader)), None)
     if reader is not None and is_large and reader.kind is not Muon:
-        large = _Trial(_copy_of(optimizer, group, [_LARGE_SHAPE]), steps=_STEPS_ON_LARGE)
+        large = _Trial(copy_of(optimizer, group, _tensors([_LARGE_SHAPE])), steps=_STEPS_ON_LARGE)
         reader = reader if large.follows(reader) else None
     if reader is None:
         return Recognition(None, "its steps on trial tensors are not those of SGD, SGDW, AdamW, Adam, Lion or Muon")
     return Recognition(reader, overwrites_gradient=trial.overwrites_gradient)
 
 
-# ---- the copy
+# ---- the trial
 
 
-class _CannotCopyError(Exception):
-    """The optimizer holds more than numbers and words outside its groups."""
-
-
-def _copy_of(optimizer: Any, group: Group, shapes: Iterable[tuple[int, ...]]) -> Any:
-    """An optimizer of the same class, attributes and settings on tensors of its own, made without its constructor."""
+def _tensors(shapes: Iterable[tuple[int, ...]]) -> list[Any]:
     torch: Any = sys.modules["torch"]
     rng = np.random.default_rng(0)
-    params = [torch.nn.Parameter(torch.as_tensor(_WEIGHT_SIZE * rng.standard_normal(shape))) for shape in shapes]
-    settings = {key: _copied(key, value) for key, value in group.items() if key not in _FOREIGN_KEYS}
-    defaults = {key: _copied(key, value) for key, value in getattr(optimizer, "defaults", {}).items()}
-    double = object.__new__(type(optimizer))
-    torch.optim.Optimizer.__init__(double, [{"params": params, **settings}], defaults)
-    for name, value in vars(optimizer).items():
-        if name not in _FOREIGN_ATTRIBUTES and name not in vars(double):
-            setattr(double, name, _copied(name, value))
-    if callable(getattr(double, "train", None)):  # schedule-free ones refuse to step while they evaluate
-        double.train()
-    for param in params:  # words about a tensor that a constructor writes, such as Moonshot's use_muon
-        double.state[param].update(_common_flags(optimizer, group))
-    return double
-
-
-def _common_flags(optimizer: Any, group: Group) -> dict[str, bool]:
-    states = [optimizer.state[param] for param in group.get("params", ()) if param in optimizer.state]
-    flags = [{key: value for key, value in state.items() if isinstance(value, bool)} for state in states]
-    if any(other != flags[0] for other in flags):
-        raise _CannotCopyError("the tensors of one parameter group follow different rules")
-    return flags[0] if flags else {}
-
-
-def _copied(name: str, value: Any) -> Any:
-    torch: Any = sys.modules["torch"]
-    if not _is_plain(value, torch):
-        raise _CannotCopyError(f"a copy of it cannot be tried, because it keeps a {type(value).__name__} as {name!r}")
-    return copy.deepcopy(value)
-
-
-def _is_plain(value: Any, torch: Any) -> bool:
-    if isinstance(value, tuple | list | set | frozenset):
-        return all(_is_plain(item, torch) for item in value)
-    if isinstance(value, Mapping):
-        return all(_is_plain(item, torch) for item in value.values())
-    if isinstance(value, torch.Tensor):
-        return bool(value.numel() == 1 and value.device.type == "cpu" and not value.requires_grad)
-    plain = (bool, int, float, complex, str, enum.Enum, np.generic, torch.dtype, torch.device)
-    return value is None or isinstance(value, (*plain, types.FunctionType, types.BuiltinFunctionType, type))
-
-
-# ---- the trial
+    return [torch.nn.Parameter(torch.as_tensor(_WEIGHT_SIZE * rng.standard_normal(shape))) for shape in shapes]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -253,7 +197,7 @@ class _Trial:
             gradients = [_gradient(weight, number, rng) for weight in before]
             for param, gradient in zip(group["params"], gradients, strict=True):
                 param.grad = torch.as_tensor(gradient.copy())
-            _step_of(double)(double)
+            step_function(type(double))(double)
             after = [param.detach().numpy() for param in group["params"]]
             left = [param.grad for param in group["params"]]
             self.overwrites_gradient |= any(
@@ -277,12 +221,6 @@ class _Trial:
                 if not _explains(rule, move, memory, number=number + 1, eps=eps):
                     return False
         return True
-
-
-def _step_of(double: Any) -> Any:
-    """The step function of the class, without torch's wrapper, which would call global hooks."""
-    step = type(double).step
-    return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
 def _set_phase(group: dict[str, Any], own: Group, phase: tuple[float, float, float]) -> None:
@@ -331,7 +269,7 @@ def _setting(name: str, value: Any) -> Any:
 _Memory: TypeAlias = dict[str, Any]
 
 
-def _explains(rule: Rule, move: _Move, memory: _Memory, *, number: int, eps: float) -> bool:
+def _explains(rule: ClosedRule, move: _Move, memory: _Memory, *, number: int, eps: float) -> bool:
     """Whether a rule explains a step; ``memory`` holds the rule's own buffers."""
     if isinstance(rule, Muon):
         update = _muon_update(rule, move, memory)
@@ -382,34 +320,3 @@ def _muon_update(rule: Muon, move: _Move, memory: _Memory) -> Array:
     matrix = update.reshape(len(update), -1)
     rows, columns = matrix.shape
     return np.asarray(rule.gain((rows, columns)) * orthogonalised(matrix).reshape(update.shape))
-
-
-# ---- isolation
-
-
-def _many_processes() -> bool:
-    torch: Any = sys.modules["torch"]
-    distributed = torch.distributed
-    return bool(distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
-
-
-@contextlib.contextmanager
-def _isolated() -> Iterator[None]:
-    """Restore the random number generators afterwards; no output, no warnings, gradients and numbers as by default."""
-    torch: Any = sys.modules["torch"]
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-    try:
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stdout(io.StringIO()),
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            torch.autocast("cpu", enabled=False),
-            torch.compiler.set_stance("force_eager"),  # compiling a step for a trial would take seconds
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        random.setstate(states[2])

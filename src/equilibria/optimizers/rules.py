@@ -16,7 +16,9 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from equilibria.errors import EquilibriaError
+from equilibria.optimizers.identification import measured_law
 from equilibria.optimizers.recognition import RuleReader, recognise
+from equilibria.theory.identified import Identified
 from equilibria.theory.rules import SGD, AdamL2, AdamW, Muon, Rule
 
 
@@ -43,7 +45,7 @@ class GroupRule:
     overwrites_gradient: bool = False
 
 
-def rule_of_group(optimizer: TorchOptimizer, group: Mapping[str, Any]) -> GroupRule:
+def rule_of_group(optimizer: TorchOptimizer, group: Mapping[str, Any], *, measure: bool = False) -> GroupRule:
     """The theory rule that a parameter group follows with its present settings.
 
     A custom optimizer takes part by a method ``equilibria_rule(group)`` that returns a rule of `equilibria.theory`;
@@ -53,6 +55,8 @@ def rule_of_group(optimizer: TorchOptimizer, group: Mapping[str, Any]) -> GroupR
     Args:
         optimizer: any torch optimizer.
         group: one of its parameter groups.
+        measure: whether to find the law of an optimizer without a closed one by an experiment of some seconds
+            (`equilibria.identify`); its outcome is kept.
 
     Returns:
         The rule, or the reason why there is none.
@@ -65,6 +69,19 @@ def rule_of_group(optimizer: TorchOptimizer, group: Mapping[str, Any]) -> GroupR
         >>> rule_of_group(torch.optim.RMSprop([torch.zeros(3)]), {"lr": 0.1}).reason
         'no law for RMSprop'
     """
+    law = _closed_law(optimizer, group)
+    if law.rule is not None or not measure or hasattr(optimizer, "equilibria_rule") or not _is_optimizer(optimizer):
+        return law
+    try:
+        found = measured_law(optimizer, group)
+    except Exception:  # groups of foreign optimizers hold anything; it must not stop the user's training
+        return law
+    if found.rule is None:
+        return GroupRule(None, f"no law for {found.name} ({found.motion}): {found.reason}")
+    return GroupRule(found.rule, overwrites_gradient=True)  # a step of somebody else's may do so
+
+
+def _closed_law(optimizer: TorchOptimizer, group: Mapping[str, Any]) -> GroupRule:
     name = type(optimizer).__name__
     build: _Builder | None = getattr(optimizer, "equilibria_rule", None) or _torch_builder(type(optimizer))
     overwrites_gradient = False
@@ -109,10 +126,10 @@ def rule_of_optimizer(optimizer: TorchOptimizer, *, scheduled: Sequence[str] = (
     rules: dict[int, Rule] = {}
     groups = list(enumerate(optimizer.param_groups))
     for index, group in [pair for pair in groups if pair[1].get("weight_decay")] or groups:
-        law = rule_of_group(optimizer, group)
+        law = rule_of_group(optimizer, group, measure=True)
         if law.rule is None:
             raise EquilibriaError(
-                f"got optimizer={type(optimizer).__name__} ({law.reason}); expected SGD, Adam, AdamW, Muon, one with "
+                f"got optimizer={type(optimizer).__name__} ({law.reason}); expected one with an equilibrium, one with "
                 "a method equilibria_rule(group), or a rule of equilibria.theory such as SGD(lr, weight_decay)",
                 argument="optimizer",
             )
@@ -144,6 +161,8 @@ def rule_text(rule: Rule) -> str:
         'SGD(lr=0.1, wd=0.0005, momentum=0.9)'
     """
     shown = [f"lr={rule.lr:g}", f"wd={rule.weight_decay:g}"]
+    if isinstance(rule, Identified):
+        return f"{rule.name}({', '.join(shown)})"
     for field in dataclasses.fields(rule):
         value = getattr(rule, field.name)
         if field.name not in ("lr", "weight_decay") and value != field.default:
@@ -198,9 +217,12 @@ def _builder(reader: RuleReader) -> _Builder:
 
 def _can_be_tried(optimizer: object) -> bool:
     """Whether an optimizer is one of somebody else's: those of torch that are not below have no law."""
+    return _is_optimizer(optimizer) and not type(optimizer).__module__.startswith("torch.optim")
+
+
+def _is_optimizer(optimizer: object) -> bool:
     optim = sys.modules.get("torch.optim")
-    is_optimizer = optim is not None and isinstance(optimizer, optim.Optimizer)
-    return is_optimizer and not type(optimizer).__module__.startswith("torch.optim")
+    return optim is not None and isinstance(optimizer, optim.Optimizer)
 
 
 _BUILDERS: dict[str, _Builder] = {

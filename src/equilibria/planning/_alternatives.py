@@ -10,6 +10,7 @@ import numpy as np
 from equilibria.errors import EquilibriaError
 from equilibria.planning._plan import Plan, WeightDtype
 from equilibria.planning._planner import OptimizerLike, as_rule, plan
+from equilibria.theory.identified import Identified
 from equilibria.theory.rules import AdamL2, Rule
 from equilibria.theory.schedules import FromValues, ScheduleLike, as_schedule
 
@@ -101,6 +102,8 @@ def _constant_product(rule: Rule, schedule: ScheduleLike, steps: int) -> FromVal
     """The weight decay that keeps the equilibrium of the largest lr; 0 at lr 0, which has no equilibrium."""
     lr = as_schedule(schedule).values(steps)
     if not (rule.weight_decay > 0 and lr.any()):
+        return None
+    if isinstance(rule, Identified) and (rule.is_coupled or rule.decay.lr != rule.decay.weight_decay):
         return None
     ratio = np.divide(lr.max(), lr, out=np.zeros_like(lr), where=lr > 0)
     return FromValues(rule.weight_decay * (ratio**2 if isinstance(rule, AdamL2) else ratio))

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, percent, warnings_first
-from equilibria.theory import Lion, Muon, Rule
+from equilibria.theory import Identified, Lion, Muon, Rule
 from equilibria.theory.equilibrium import ROUNDED_AWAY
 from equilibria.theory.rules import EQUILIBRIUM_LAWS, SGD, SGDW, AdamL2, AdamW
-from equilibria.theory.settling import settling_steps, steps_to_tolerance
+from equilibria.theory.settling import memory_lengths, settling_steps, steps_to_tolerance
 from equilibria.theory.states import State, cold_start, rescaled, settled
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _settles_within(rule: Rule, state: State, phase: Phase, situation: Situation
     scale = {"unit_grad_sq": situation.unit_grad_sq, "dim": situation.dim}
     # The closed form leaves out Adam's second moment, which lags behind the norm, and the build-up of a fresh momentum.
     if not (isinstance(rule, AdamW | AdamL2) or _is_fresh(situation, phase)):
-        memory = 1 / (1 - (rule.betas[1] if isinstance(rule, Lion) else rule.momentum))
+        memory, _ = memory_lengths(rule)
         ratio = math.sqrt(float(state.norm_sq) / float(settled(rule, **scale).norm_sq))
         expected = steps_to_tolerance(rule, ratio, tolerance=situation.tolerance)
         if expected > _SLOW and abs(expected - phase.steps) > _MARGIN * memory:
@@ -173,6 +173,7 @@ def _rescale(situation: Situation, step: PlannedStep) -> str:
         Muon: f"momentum buffer {first}",
         AdamW: f"exp_avg {first}, exp_avg_sq {second}",
         AdamL2: f"exp_avg {first}, exp_avg_sq {second}",
+        Identified: f"averages of gradients {first}, those of squared gradients {second}",
     }[type(situation.rule)]
     return (
         f"multiply the scale-invariant weights (those only) by {_factor(r)}, their {state}, and the running mean and "
@@ -335,7 +336,7 @@ def _far_start(phases: Sequence[Phase], situation: Situation) -> Iterator[Findin
 
 def _rounded_away(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
     limit = ROUNDED_AWAY[situation.dtype]
-    coupled = isinstance(situation.rule, SGD | AdamL2)
+    coupled = isinstance(situation.rule, SGD | AdamL2 | Identified)
 
     def size(phase: Phase) -> float:
         ends = (phase.start, phase.end)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from equilibria._display import Printable, renderer
 from equilibria.findings import Finding, counted
-from equilibria.theory import SGD, SGDW, AdamW, Lion, Rule
+from equilibria.theory import SGD, SGDW, AdamW, Identified, Lion, Rule
 from equilibria.theory._reals import Array
 
 WeightDtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
@@ -147,8 +147,10 @@ class Situation:
     rescale: bool = False
 
     @property
-    def norm_power(self) -> int:
+    def norm_power(self) -> float:
         """A step turns as lr / ||w||^norm_power: 1 for steps of a fixed length, 2 if the gradient goes as 1 / ||w||."""
+        if isinstance(self.rule, Identified):
+            return 1 - self.rule.step.radial
         return 2 if isinstance(self.rule, SGD | SGDW) else 1
 
     @property
@@ -187,7 +189,9 @@ class Plan:
     def __repr__(self) -> str:
         parts = (("phase", self.phases), ("finding", self.findings), ("curve point", self.curve.step))
         names = ", ".join(counted(len(values), noun) for noun, values in parts)
-        return f"<Plan of {type(self.situation.rule).__name__} over {self.situation.steps:,} steps: {names}>"
+        rule = self.situation.rule
+        name = rule.name if isinstance(rule, Identified) else type(rule).__name__
+        return f"<Plan of {name} over {self.situation.steps:,} steps: {names}>"
 
     def __str__(self) -> str:
         return "\n".join([str(self.table()), *(f"- {finding}" for finding in self.findings)])

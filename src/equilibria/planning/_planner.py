@@ -15,7 +15,7 @@ from equilibria.optimizers.rules import TorchOptimizer, rule_of_optimizer
 from equilibria.planning._findings import plan_findings
 from equilibria.planning._phases import Span, cut, first_equilibrium_step, thinned
 from equilibria.planning._plan import Curve, Phase, Plan, PlannedStep, Situation, WeightDtype
-from equilibria.theory import SGD, SGDW, AdamL2, Muon, Rule
+from equilibria.theory import SGD, SGDW, AdamL2, Identified, Muon, Rule
 from equilibria.theory._reals import Array
 from equilibria.theory.schedules import ScheduleLike, as_schedule
 from equilibria.theory.settling import settling_steps
@@ -160,9 +160,11 @@ def _check_scale(
     decays: bool,
 ) -> None:
     """Raise if the scale does not belong to this rule, or if nothing fixes the norm that init_norm is compared with."""
-    if isinstance(rule, AdamL2) and (unit_grad_sq is None or dim is None):
+    coupled = isinstance(rule, AdamL2) or (isinstance(rule, Identified) and rule.is_coupled)
+    if coupled and (unit_grad_sq is None or dim is None):
+        name = rule.name if isinstance(rule, Identified) else "Adam with L2"
         raise EquilibriaError(
-            f"got unit_grad_sq={unit_grad_sq}, dim={dim} for Adam with L2; expected both: its angle depends on the "
+            f"got unit_grad_sq={unit_grad_sq}, dim={dim} for {name}; expected both: its angle depends on the "
             "gradient scale (for AdamW neither is needed)"
         )
     if shape is not None and not isinstance(rule, Muon):
@@ -173,7 +175,7 @@ def _check_scale(
         raise EquilibriaError(
             f"got dim={dim} for Muon; expected shape=(rows, columns), which fixes its norm", argument="dim"
         )
-    name = "unit_grad_sq" if isinstance(rule, SGD | SGDW) else "shape" if isinstance(rule, Muon) else "dim"
+    name = _scale_name(rule)
     value = {"unit_grad_sq": unit_grad_sq, "shape": shape, "dim": dim}[name]
     if not decays and (init_norm is None or value is None):
         raise EquilibriaError(
@@ -185,6 +187,13 @@ def _check_scale(
             f"got init_norm={init_norm} without {name}; expected both: {name} fixes the norm to compare with",
             argument="init_norm",
         )
+
+
+def _scale_name(rule: Rule) -> str:
+    """The number that fixes the norm of a rule."""
+    if isinstance(rule, Identified):
+        return "dim" if rule.step.entries else "unit_grad_sq"
+    return "unit_grad_sq" if isinstance(rule, SGD | SGDW) else "shape" if isinstance(rule, Muon) else "dim"
 
 
 def _check_distance(init_norm: float | None, start_norm: float) -> None:

@@ -6,7 +6,7 @@ Most people need only the names exported here. Everything else is in submodules,
 
 Optimizers and their equilibria
     - `rules`: SGD, SGDW, AdamW, AdamL2, Lion, Muon as settings, and the unit gradient L of each; `equilibrium`: where
-      each of them settles, and the assumptions of that prediction.
+      each of them settles, and the assumptions of that prediction; `identified`: laws that were measured.
     - `approach`: how fast and how smoothly; `settling`, `adam`: in how many steps; `targets`: equilibria along a
       schedule.
     - `states`: states to start from, and the factors that rescale one into another equilibrium; `transient`: norm and
@@ -46,6 +46,7 @@ from types import ModuleType
 from equilibria.theory.citations import PAPERS, Citation, Paper, cite
 from equilibria.theory.equilibrium import Assumption, Equilibrium
 from equilibria.theory.gain import equilibrium_from_gain, growth_gain, norm_budget
+from equilibria.theory.identified import Identified
 from equilibria.theory.rules import RULES, SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.states import State, cold_start, rescaled, settled
 from equilibria.theory.transient import Trajectory, evolve
@@ -61,6 +62,7 @@ __all__ = [
     "Assumption",
     "Citation",
     "Equilibrium",
+    "Identified",
     "LawError",
     "Lion",
     "Muon",

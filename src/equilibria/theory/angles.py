@@ -13,7 +13,7 @@ from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
 from equilibria.theory.memory import Memory, ema_memory
 from equilibria.theory.moments import angle_from_chord_sq
-from equilibria.theory.rules import SGD, AdamL2, Lion, Muon, Rule, check_rule
+from equilibria.theory.rules import SGD, AdamL2, AdamW, ClosedRule, Lion, Muon, Rule, closed_rule
 
 
 @law(
@@ -45,7 +45,7 @@ def n_step_angles(rule: Rule, steps: int, *, unit_grad_sq: float | None = None, 
         >>> round(math.degrees(n_step_angles(SGD(0.1, 5e-4, momentum=0.9), 391)[-1]), 2)
         34.35
     """
-    check_rule(rule)
+    rule = closed_rule(rule)
     n = whole("steps", steps)
     if isinstance(rule, AdamL2):
         # At a constant second moment this is heavy ball with momentum b1, dampened by b1.
@@ -62,10 +62,10 @@ def n_step_angles(rule: Rule, steps: int, *, unit_grad_sq: float | None = None, 
     return angle_from_chord_sq(2 * apart)
 
 
-def _memory(rule: Rule) -> Memory:
+def _memory(rule: ClosedRule) -> Memory:
     if isinstance(rule, Lion | Muon):
         return rule.memory
-    return ema_memory(rule.momentum if hasattr(rule, "momentum") else rule.betas[0])
+    return ema_memory(rule.betas[0] if isinstance(rule, AdamW | AdamL2) else rule.momentum)
 
 
 def _heavy_ball_apart(eps: float, a: float, steps: int) -> Array:
@@ -120,7 +120,7 @@ def angular_diffusion(rule: Rule, *, unit_grad_sq: float | None = None, dim: flo
         >>> round(angular_diffusion(SGD(0.1, 5e-4, momentum=0.9)), 12)
         0.001
     """
-    check_rule(rule)
+    rule = closed_rule(rule)
     if isinstance(rule, SGD):
         return 2 * rule.decay_per_step / (1 - rule.momentum)
     if isinstance(rule, AdamL2):
@@ -152,7 +152,7 @@ def linear_scaling_ratio(rule: Rule, factor: int) -> float:
         >>> round(linear_scaling_ratio(rule, 4), 3), round(linear_scaling_ratio(rule, 16), 3)
         (1.877, 3.135)
     """
-    check_rule(rule)
+    rule = closed_rule(rule)
     n = whole("factor", factor, low=1)
     if isinstance(rule, AdamL2):
         raise EquilibriaError(

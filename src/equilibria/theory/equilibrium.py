@@ -226,9 +226,10 @@ def _grad_norm(point: FixedPoint, unit_grad_sq: ArrayLike | None) -> float | Arr
     return _scalar(np.sqrt(point.norm_sq * np.sqrt(reals("unit_grad_sq", unit_grad_sq, above=0))))
 
 
-def _result(
+def equilibrium_from(
     norm: float | Array | None, one_minus_cos: float, how: approach.Approach, *assumptions: Assumption
 ) -> Equilibrium:
+    """The equilibrium of a fixed point and its approach, with the assumptions that all of them share."""
     relative = math.sqrt(2 * one_minus_cos)
     validity = (_stationary_gradient(how.time_constant), *assumptions)
     angle = 2 * math.asin(relative / 2)
@@ -279,7 +280,7 @@ def heavy_ball(
     point = heavy_ball_point(lr, weight_decay, a, dampening)
     threshold = approach.oscillation_threshold(a)
     smooth = _no_oscillation(eps, threshold, saturates=True)
-    return _result(_grad_norm(point, unit_grad_sq), point.one_minus_cos, how, smooth)
+    return equilibrium_from(_grad_norm(point, unit_grad_sq), point.one_minus_cos, how, smooth)
 
 
 @law("smd", "Thm 2", derived="exact fixed point of torch's Nesterov step, which neither paper treats")
@@ -327,7 +328,7 @@ def nesterov(
         unit_map = moments.step_map(moments.nesterov_step, 1.0, eps, a, correlation)
         state, unit_grad_sq_star = approach.fixed_point(moments.nesterov_step, 1.0, eps, a, correlation)
         one_minus_cos = float(unit_map[3] @ [*state, unit_grad_sq_star]) / 2
-    return _result(_grad_norm(point, unit_grad_sq), one_minus_cos, how)
+    return equilibrium_from(_grad_norm(point, unit_grad_sq), one_minus_cos, how)
 
 
 @law("rotational", "SGDM with decoupled decay", derived="exact fixed point")
@@ -356,7 +357,7 @@ def sgdw(
     eps = decay_product(lr, weight_decay, below=1)
     point = sgdw_point(lr, weight_decay, a)
     how = approach.sgdw_approach(eps, momentum=a)
-    return _result(_grad_norm(point, unit_grad_sq), point.one_minus_cos, how)
+    return equilibrium_from(_grad_norm(point, unit_grad_sq), point.one_minus_cos, how)
 
 
 @law(
@@ -404,7 +405,7 @@ def constant_update(
         "rate, time_constant",
         f"2 lr*wd / (1 - slowest memory) = {2 * lag:.2g} must be small; the transient is off by about that share",
     )
-    return _result(norm, point.one_minus_cos, how, fast_memory)
+    return equilibrium_from(norm, point.one_minus_cos, how, fast_memory)
 
 
 def _long_average(b1: float, b2: float, *, power: float = 1.0) -> Assumption:
@@ -467,7 +468,7 @@ def adamw(
     kappa = reals("update_gain", update_gain, above=0)
     norm = None if dim is None else _scalar(np.sqrt(point.norm_sq * kappa * reals("dim", dim, above=0)))
     how = approach.adam_approach(eps, betas=betas, decoupled=True)
-    return _result(norm, point.one_minus_cos, how, _long_average(b1, b2))
+    return equilibrium_from(norm, point.one_minus_cos, how, _long_average(b1, b2))
 
 
 def second_moment_shift(b1: float, b2: float) -> tuple[float, float]:
@@ -536,7 +537,7 @@ def adam_l2(
         f"wd ||w||^2 / sqrt(L) = {ratio:.2g} must be small (tested at .01 to .04)",
     )
     # ||w||^3 goes as the update's size, where AdamW's ||w|| does.
-    return _result(math.sqrt(squared), one_minus_cos, how, small_decay, _long_average(b1, b2, power=2 / 3))
+    return equilibrium_from(math.sqrt(squared), one_minus_cos, how, small_decay, _long_average(b1, b2, power=2 / 3))
 
 
 def _adam_l2_norm_sq(

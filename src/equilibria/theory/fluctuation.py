@@ -15,7 +15,7 @@ from equilibria.theory._reals import reals
 from equilibria.theory.approach import Linearisation
 from equilibria.theory.citations import law
 from equilibria.theory.equilibrium import constant_update_point
-from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, check_rule
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, closed_rule
 from equilibria.theory.targets import targets
 
 
@@ -77,7 +77,7 @@ def fluctuation(
         >>> f"{f.norm_sq_variance:.3e} {f.angle_variance:.3e}"  # 0.03 * 1e-3 / 2,  0.03 / 4
         '1.502e-05 7.495e-03'
     """
-    check_rule(rule)
+    rule = closed_rule(rule)
     noise = within("grad_variance", grad_variance, low=0)
     if isinstance(rule, Lion):
         if dim is None:

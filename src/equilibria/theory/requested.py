@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias, get_args
 from equilibria.errors import EquilibriaError, one_of, whole, within
 from equilibria.theory.angles import angular_diffusion, n_step_angles
 from equilibria.theory.citations import law
-from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule, check_rule
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule, closed_rule
 
 Hold: TypeAlias = Literal["angle", "time_constant"]
 HOLDS: tuple[Hold, ...] = get_args(Hold)
@@ -45,7 +45,7 @@ def angle_per_step(rule: Rule, angle: float, *, steps: int) -> float:
         >>> round(angle_per_step(SGD(0.1), 1.0, steps=100), 6), round(math.acos(math.cos(1.0) ** 0.01), 6)
         (0.110848, 0.110848)
     """
-    check_rule(rule)
+    rule = closed_rule(rule)
     total = within("angle", angle, low=0, below=math.pi / 2)
     log_cos = _log_cos(total) / _turning_ratio(_without_decay(rule), whole("steps", steps, low=1))
     return 2 * math.asin(math.sqrt(-math.expm1(log_cos) / 2))
@@ -78,7 +78,7 @@ def decay_for_angle(rule: Rule, angle: float) -> float:
         >>> round(decay_for_angle(rule, rule.equilibrium().angle), 12)
         0.0005
     """
-    check_rule(rule)
+    rule = closed_rule(rule)
     return _decay_for_angle(dataclasses.replace(rule, weight_decay=0.0), within("angle", angle, above=0, below=1))
 
 
@@ -108,7 +108,7 @@ def steps_to_fall(rule: Rule, start: float, *, end: float) -> float:
         >>> round(steps_to_fall(SGD(0.1, momentum=0.9), 0.05, end=0.005))
         1042
     """
-    check_rule(rule)
+    rule = closed_rule(rule)
     first, last = (within(name, x, above=0, below=math.pi / 2) for name, x in (("start", start), ("end", end)))
     power = norm_power(rule)
     return max(0.0, (last**-2 - first**-2) / (power * _relative_diffusion(_without_decay(rule))))

@@ -19,6 +19,7 @@ from equilibria.theory import equilibrium as fixed_points
 from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
 from equilibria.theory.equilibrium import Equilibrium
+from equilibria.theory.identified import Identified
 from equilibria.theory.memory import Memory, lion_memory, muon_memory
 from equilibria.theory.moments import nesterov_correlation
 from equilibria.theory.muon import orthogonal_update
@@ -380,9 +381,12 @@ class Muon(_Settings):
         return _assuming(rule, result, None)
 
 
-Rule: TypeAlias = SGD | SGDW | AdamW | AdamL2 | Lion | Muon
+ClosedRule: TypeAlias = SGD | SGDW | AdamW | AdamL2 | Lion | Muon
+"""The rules with laws in closed form."""
 
-RULES: dict[str, type[Rule]] = {
+Rule: TypeAlias = ClosedRule | Identified
+
+RULES: dict[str, type[ClosedRule]] = {
     "sgd": SGD,
     "sgdw": SGDW,
     "adamw": AdamW,
@@ -398,6 +402,7 @@ EQUILIBRIUM_LAWS: dict[type[Rule], str] = {
     AdamL2: "equilibrium.adam_l2",
     Lion: "equilibrium.constant_update",
     Muon: "equilibrium.constant_update",
+    Identified: "identified.identified_point",
 }
 """Name, for `cite`, of the law behind each rule's equilibrium."""
 
@@ -409,7 +414,7 @@ def check_rule(rule: object) -> None:
         >>> check_rule("sgd")
         Traceback (most recent call last):
         ...
-        equilibria.errors.EquilibriaError: got rule='sgd'; expected one of: SGD, SGDW, AdamW, AdamL2, Lion, Muon
+        equilibria.errors.EquilibriaError: got rule='sgd'; expected one of: SGD, SGDW, AdamW, AdamL2, ...
     """
     kinds = get_args(Rule)
     if not isinstance(rule, kinds):
@@ -425,6 +430,21 @@ def _assuming(rule: Rule, result: Equilibrium, dim: ArrayLike | None) -> Equilib
     entries = None if dim is None else float(np.min(np.asarray(dim, dtype=np.float64)))
     more = assumptions(rule, entries, result.time_constant)
     return dataclasses.replace(result, validity=(*more, *result.validity))
+
+
+def closed_rule(rule: Rule) -> ClosedRule:
+    """The rule itself, if its laws are in closed form.
+
+    Raises:
+        EquilibriaError: it is the measured law of an identified optimizer.
+    """
+    check_rule(rule)
+    if isinstance(rule, Identified):
+        kinds = ", ".join(kind.__name__ for kind in get_args(ClosedRule))
+        raise EquilibriaError(
+            f"got the measured law of {rule.name}; expected a rule with closed forms: {kinds}", argument="rule"
+        )
+    return rule
 
 
 # ---- the unit gradient L of each optimizer, which fixes its norm

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike
 from equilibria.errors import EquilibriaError, number, one_of, positive, within
 from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
+from equilibria.theory.identified import Identified
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Rule, check_rule
 from equilibria.theory.states import State, rescaled, settled
 from equilibria.theory.transient import Trajectory, evolve
@@ -45,11 +46,11 @@ class Relaxation:
     """Closed-form approach of the norm to its equilibrium.
 
     Attributes:
-        power: the power of the norm that relaxes linearly, 4 or 2.
+        power: the power of the norm that relaxes linearly, 4 or 2; of a measured law a power like these.
         rate: its rate per step.
     """
 
-    power: int
+    power: float
     rate: float
 
     def ratio(self, start: ArrayLike, steps: ArrayLike) -> Array:
@@ -128,6 +129,9 @@ def relaxation(rule: Rule, *, unit_grad_sq: float | None = None, dim: float | No
     check_rule(rule)
     if isinstance(rule, AdamL2):
         return Relaxation(2, 1 / rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).time_constant)
+    if isinstance(rule, Identified):
+        scale = {} if unit_grad_sq is None and dim is None else {"unit_grad_sq": unit_grad_sq, "dim": dim}
+        return Relaxation(2 * (1 - rule.step.radial), 1 / rule.equilibrium(**scale).time_constant)
     linearised = rule.equilibrium()  # raises where there is no equilibrium
     if isinstance(rule, SGD):
         return Relaxation(4, 4 * rule.decay_per_step / (1 - rule.momentum))
@@ -217,13 +221,13 @@ def settling_steps(
     one_of("quantity", quantity, get_args(Quantity))
     scale = {"unit_grad_sq": unit_grad_sq, "dim": dim}
     target = float(settled(rule, **scale).norm_sq)
-    equilibrium = rule.equilibrium(**scale) if isinstance(rule, AdamL2) else rule.equilibrium()
+    equilibrium = rule.equilibrium(**scale) if isinstance(rule, AdamL2 | Identified) else rule.equilibrium()
     band = _Band(quantity, float(equilibrium.angle) if quantity == "angle" else target, delta)
     # The norm can leave the band again while momentum builds up or swings back: wait until it has stayed inside for a
     # while. Swings need an lr*wd near the oscillation threshold, hence a short time constant: hence the cap.
     quiet = math.ceil(min(5 * equilibrium.time_constant, _LONGEST_SWING)) + 200
     # The first steps of a cold start can push the norm far away, and a second moment remembers the old norm for long.
-    first = math.ceil((12 + 2 * abs(math.log(float(start.norm_sq) / target))) * max(_memory_lengths(rule)))
+    first = math.ceil((12 + 2 * abs(math.log(float(start.norm_sq) / target))) * max(memory_lengths(rule)))
     relaxing = relaxation(rule, **scale)
     done, last_outside = 0, -1
     while last_outside >= done - quiet // 2:
@@ -249,10 +253,12 @@ def settling_steps(
     return last_outside + 1
 
 
-def _memory_lengths(rule: Rule) -> tuple[float, float]:
+def memory_lengths(rule: Rule) -> tuple[float, float]:
     """Steps in which the first and the second moment forget by a factor e; 0 for a moment that the rule lacks."""
     if isinstance(rule, AdamW | AdamL2):
         return 1 / (1 - rule.betas[0]), 1 / (1 - rule.betas[1])
+    if isinstance(rule, Identified):
+        return 1 / (1 - max(rule.memory.decay, default=0.0)), 0.0
     return 1 / (1 - (rule.betas[1] if isinstance(rule, Lion) else rule.momentum)), 0.0
 
 
@@ -288,7 +294,7 @@ def _remaining_steps(
     scale: dict[str, float],
 ) -> float | None:
     """The rest of a long approach by the quasi-static integral, or the closed form; None to continue the recursion."""
-    first, second = _memory_lengths(rule)
+    first, second = memory_lengths(rule)
     length = math.ceil(_FIRST_MOMENT * first + _SECOND_MOMENT * second)
     if _RESOLVED < relaxing.rate < 0.1 / max(first, second) and expected > 2 * length:
         return _quasi_static_steps(rule, start, band, norm_sq=norm_sq, relaxing=relaxing, length=length, scale=scale)
@@ -403,8 +409,9 @@ def after_lr_drop(rule: Rule, drop: float, *, steps: ArrayLike) -> LrDrop:
         >>> result.angle_ratio.round(3).tolist()
         [0.316, 0.482, 1.0]
     """
-    if isinstance(rule, AdamL2):
-        raise EquilibriaError("got AdamL2; expected a rule with a closed form: use transient.evolve", argument="rule")
+    if isinstance(rule, AdamL2 | Identified):
+        name = type(rule).__name__
+        raise EquilibriaError(f"got {name}; expected a rule with a closed form: use transient.evolve", argument="rule")
     relaxing = relaxation(rule)
     start = positive("drop", drop) ** (1 / relaxing.power)
     passed = reals("steps", steps, low=0)

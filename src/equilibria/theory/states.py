@@ -15,6 +15,7 @@ from equilibria.theory import approach, moments
 from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
 from equilibria.theory.equilibrium import constant_update_point
+from equilibria.theory.identified import Identified, identified_point
 from equilibria.theory.memory import lion_equilibrium_traces
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, check_rule
 
@@ -73,6 +74,8 @@ def settled(rule: Rule, *, unit_grad_sq: ArrayLike = 1.0, dim: ArrayLike = 1.0) 
     check_rule(rule)
     if isinstance(rule, Lion | Muon):
         return _settled_constant(rule, reals("dim", dim, above=0))
+    if isinstance(rule, Identified):
+        return _settled_identified(rule, reals("unit_grad_sq", unit_grad_sq, above=0), reals("dim", dim, above=0))
     if isinstance(rule, AdamL2) and (np.ndim(unit_grad_sq) or np.ndim(dim)):
         return _stack([settled(rule, unit_grad_sq=x, dim=d) for x, d in np.broadcast(unit_grad_sq, dim)])
     norm = rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).norm  # type: ignore[arg-type]
@@ -99,6 +102,15 @@ def _settled_constant(rule: Lion | Muon, size: Array) -> State:
         return State(norm_sq, zero, zero, zero, rule.lr / (1 - np.array(rule.memory.decay) * kept), math.inf)
     buffer_sq, traces = lion_equilibrium_traces(rule.betas, norm_sq, lr=rule.lr, kept=kept)
     return State(norm_sq, zero, buffer_sq, zero, traces, math.inf)
+
+
+def _settled_identified(rule: Identified, unit_grad_sq: Array, dim: Array) -> State:
+    rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim)  # raises where there is no equilibrium
+    norm_sq = identified_point(rule, rule.lr, rule.weight_decay, unit_grad_sq=unit_grad_sq, dim=dim).norm_sq
+    length, share = rule.motion(norm_sq, unit_grad_sq=unit_grad_sq, dim=dim)
+    decay = np.reshape(rule.memory.decay, (-1, *(1,) * norm_sq.ndim))
+    zero = np.zeros_like(norm_sq)
+    return State(norm_sq, zero, zero, zero, length / (1 - decay * (1 - share)), math.inf)
 
 
 def _settled_adam(rule: AdamW | AdamL2, p: Array, *, unit_grad_sq: Array, dim: Array) -> State:
@@ -138,7 +150,7 @@ def rescaled(state: State, factor: ArrayLike) -> State:
 
 def memory_size(rule: Rule) -> int:
     """Number of components of the rule's memory; 0 for rules without one."""
-    return len(rule.memory.decay) if isinstance(rule, Lion | Muon) else 0
+    return len(rule.memory.decay) if isinstance(rule, Lion | Muon | Identified) else 0
 
 
 def adam_settings(rule: AdamW | AdamL2, lr: Any, weight_decay: Any, count: Any) -> tuple[Any, Any, Any]:

@@ -15,6 +15,7 @@ from equilibria.theory import equilibrium
 from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
 from equilibria.theory.equilibrium import SMALLEST_SETTING, FixedPoint
+from equilibria.theory.identified import Identified, identified_point
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule, check_rule
 
 
@@ -74,6 +75,9 @@ def targets(
         if isinstance(rule, AdamL2):
             point = equilibrium.adam_l2_point(eta, lam, rule.betas[0], dim=d, unit_grad_sq=grad_sq)
             norm_sq = point.norm_sq
+        elif isinstance(rule, Identified):
+            point = identified_point(rule, eta, lam, unit_grad_sq=grad_sq, dim=d)
+            norm_sq = point.norm_sq
         else:
             point = _point(rule, eta, lam, momentum)
             norm_sq = point.norm_sq * (grad_sq**0.5 if isinstance(rule, SGD | SGDW) else d)
@@ -87,7 +91,7 @@ def targets(
             f"{SMALLEST_SETTING:g}: below it norms and times leave the range of float64"
         )
     bad = ~still & ~(np.isfinite(norm_sq) & np.isfinite(angle))
-    if not isinstance(rule, SGD | AdamL2):
+    if not isinstance(rule, SGD | AdamL2 | Identified):
         bad |= product >= 1
     if bad.any():
         worst = float(np.broadcast_to(product, bad.shape)[bad].flat[0])
@@ -105,7 +109,7 @@ def _point(rule: Rule, lr: Array, weight_decay: Array, momentum: ArrayLike | Non
         return equilibrium.heavy_ball_point(lr, weight_decay, a, rule.dampening)
     if isinstance(rule, AdamW):
         return equilibrium.adamw_point(lr, weight_decay, rule.betas[0])
-    assert not isinstance(rule, AdamL2)
+    assert not isinstance(rule, AdamL2 | Identified)
     return equilibrium.constant_update_point(lr, weight_decay, rule.memory)
 
 
@@ -168,6 +172,10 @@ def unscaled_settings(rule: Rule, lr: Array, weight_decay: Array, scale: Array) 
     """
     if isinstance(rule, SGD | SGDW):
         return lr / scale**2, weight_decay * scale**2
+    if isinstance(rule, Identified):  # the powers that keep the relative step and the decay
+        step, decay = rule.step, rule.decay
+        factor = scale ** ((step.radial - 1) / step.lr)
+        return lr * factor, weight_decay * (factor**-decay.lr * scale**decay.radial) ** (1 / decay.weight_decay)
     return lr / scale, weight_decay * scale ** (2 if isinstance(rule, AdamL2) else 1)
 
 

@@ -27,6 +27,7 @@ from equilibria.errors import EquilibriaError, number, whole
 from equilibria.theory import moments
 from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
+from equilibria.theory.identified import Identified, identified_step
 from equilibria.theory.memory import LionPull, MuonPull
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, check_rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule
@@ -155,6 +156,8 @@ def evolve(
             f"got a momentum schedule for {type(rule).__name__}; expected one only for SGD and SGDW",
             argument="momentum",
         )
+    elif isinstance(rule, Identified):
+        follow = partial(_evolve_identified, rule, start, lrs, decays, unit_grads, sizes)
     elif isinstance(rule, AdamW | AdamL2):
         follow = partial(_evolve_adam, rule, start, lrs, decays, unit_grads, sizes, gains)
     else:
@@ -405,6 +408,28 @@ def _adam_steps(
     for unit_grad_sq, gain, step_size, lost, coupled in rows:
         p, q, r, v, moved = moments.adam_step(p, q, r, v, unit_grad_sq, share, step_size, lost, coupled, b1, b2, gain)
         yield p, moved, q, r, v
+
+
+def _evolve_identified(
+    rule: Identified, start: State, lrs: Array, decays: Array, unit_grads: Array, sizes: Array
+) -> Trajectory:
+    shape = np.broadcast_shapes(_layers(start, unit_grads), sizes.shape)
+    p, size = _per_layer(start.norm_sq, shape), _per_layer(sizes, shape)
+    traces = [float(value) if np.ndim(value) == 0 else value for value in start.memory]
+    rows = zip(_series(unit_grads, shape, len(lrs)), lrs.tolist(), decays.tolist(), strict=False)
+    norm_sq, moved_sq, (p, _, *traces) = _follow(_identified_steps(rule, p, traces, size, rows))
+    after = {"norm_sq": p, "memory": np.array(traces).reshape(len(traces), *np.shape(traces[0]) if traces else ())}
+    return _trajectory(start, (lrs, decays), norm_sq, moved_sq, moments_after=after)
+
+
+def _identified_steps(
+    rule: Identified, p: Any, traces: list[Any], size: Any, rows: Iterable[tuple[Any, float, float]]
+) -> Iterator[tuple[Any, ...]]:
+    """(P, D, traces) before and after each step of a measured law; a row holds L, lr and weight decay."""
+    yield p, 0.0, *traces
+    for unit_grad_sq, lr, wd in rows:
+        p, moved, traces = identified_step(rule, p, traces, unit_grad_sq, size, lr, wd)
+        yield p, moved, *traces
 
 
 def _evolve_constant(

@@ -17,7 +17,7 @@ from equilibria.errors import EquilibriaError, one_of, positive, scale_number
 from equilibria.theory.angles import angular_diffusion
 from equilibria.theory.approach import MomentumKind, oscillation_threshold
 from equilibria.theory.citations import law
-from equilibria.theory.rules import RULES, SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, check_rule
+from equilibria.theory.rules import RULES, SGD, SGDW, AdamL2, AdamW, ClosedRule, Lion, Muon, Rule, closed_rule
 from equilibria.theory.states import settled
 
 
@@ -64,7 +64,7 @@ def translate_scale(rule: Rule, k: float) -> Translation:
         >>> round(t.rule.lr, 9), round(t.rule.weight_decay, 9)
         (10.0, 0.0001)
     """
-    check_rule(rule)
+    rule = closed_rule(rule)
     factor = positive("scale", k)
     lr, weight_decay = rule.lr * factor, rule.weight_decay / factor
     if isinstance(rule, SGD | SGDW):
@@ -123,7 +123,7 @@ def translate_batch(rule: Rule, factor: float) -> Translation:
         >>> translate_batch(AdamW(1e-3, 0.1), 4).rule
         AdamW(lr=0.002, weight_decay=0.2, betas=(0.9, 0.999))
     """
-    check_rule(rule)
+    rule = closed_rule(rule)
     b = positive("batch", factor)
     root = math.sqrt(b)
     if isinstance(rule, SGD | SGDW):
@@ -170,7 +170,7 @@ def _settling_per_sample(rule: Rule, new: Rule, batch: float) -> tuple[tuple[str
     return (), (f"{name}: x {ratio:.4g} (near equilibrium; the optimizer's own memory, in steps, does not shrink)",)
 
 
-def _has_momentum(rule: Rule) -> bool:
+def _has_momentum(rule: ClosedRule) -> bool:
     return bool(rule.betas[0] if isinstance(rule, AdamW | AdamL2 | Lion) else rule.momentum)
 
 
@@ -193,7 +193,7 @@ def translate_decay(rule: Rule, weight_decay: float) -> Translation:
         >>> t.rule.lr, t.changed[0]
         (0.2, 'equilibrium norm: x 1.414')
     """
-    check_rule(rule)
+    rule = closed_rule(rule)
     ratio = positive("rule.weight_decay", rule.weight_decay) / positive("weight_decay", weight_decay)
     lr = rule.lr * (math.sqrt(ratio) if isinstance(rule, AdamL2) else ratio)
     new = dataclasses.replace(rule, lr=lr, weight_decay=weight_decay)
@@ -253,7 +253,7 @@ def translate_optimizer(
         >>> f"{t.rule.lr:.3g} {t.rule.weight_decay:.3g}"
         '0.00023 1.03'
     """
-    check_rule(rule)
+    rule = closed_rule(rule)
     _refuse_muon("rule" if isinstance(rule, Muon) else "to", rule, to)
     one_of("to", to, get_args(Translatable))
     one_of("match", match, MATCHES)

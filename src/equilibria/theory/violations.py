@@ -28,10 +28,11 @@ from equilibria.theory._reals import Array
 from equilibria.theory.citations import law
 from equilibria.theory.equilibrium import ROUNDED_AWAY, Assumption, constant_update_point, second_moment_shift
 from equilibria.theory.fluctuation import mean_field_shift, random_walk_variance
+from equilibria.theory.identified import Identified
 from equilibria.theory.memory import lion_total, sign_total
 from equilibria.theory.radial import radial_balance, radial_strength
 from equilibria.theory.requested import norm_power
-from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, check_rule, nesterov_angle_factor
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, closed_rule, nesterov_angle_factor
 
 Violation: TypeAlias = Literal[
     "radial",
@@ -102,7 +103,7 @@ def violation_error(rule: Rule, kind: Violation, size: float, *, dim: float | No
         >>> violation_error(SGD(0.1, 5e-4), "uneven", 2.0, dim=1000)
         LawError(angle=0.0, norm=0.0)
     """
-    check_rule(rule)
+    rule = closed_rule(rule)
     one_of("kind", kind, get_args(Violation))
     if not rule.decay_per_step > 0:
         raise EquilibriaError(f"got {rule!r}; expected lr and weight_decay above 0", argument="rule")
@@ -287,7 +288,7 @@ def _with_correlations(rule: Rule, parts: list[tuple[float, float]]) -> _Factors
     if isinstance(rule, AdamW | AdamL2):
         kappa = 1 + 2 * rule.betas[0] * overlap(rule.betas[0])
         return (1.0, kappa**0.5) if isinstance(rule, AdamW) else (kappa ** (1 / 6), kappa ** (1 / 3))
-    if isinstance(rule, Muon):
+    if isinstance(rule, Muon | Identified):
         return None
     b2 = rule.betas[1]
     buffer_sq = (1 - b2) / (1 + b2) * (1 + 2 * b2 * overlap(b2))
@@ -373,7 +374,7 @@ def _mixture(rule: Rule, variances: Array, weights: Array) -> _Factors:
     """Gradient entries that are Gaussian with one of several variances of mean 1."""
     if isinstance(rule, SGD | SGDW):
         return 1.0, 1.0
-    if isinstance(rule, AdamL2 | Muon):
+    if isinstance(rule, AdamL2 | Muon | Identified):
         return None
     if isinstance(rule, AdamW):
         norm_sq, update_sq = (1 + _saturating(shift, variances, weights) for shift in second_moment_shift(*rule.betas))

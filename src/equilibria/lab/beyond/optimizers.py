@@ -183,6 +183,7 @@ def make_optimizer(rule: Rule, params: list[torch.Tensor]) -> Any:
         return torch.optim.Adam(params, **common, betas=rule.betas, eps=1e-30)
     if isinstance(rule, Lion):
         return control.Lion(params, **common, betas=rule.betas)
+    assert isinstance(rule, Muon)
     return torch.optim.Muon(params, **common, momentum=rule.momentum, nesterov=rule.nesterov)
 
 

@@ -1,0 +1,335 @@
+"""Whether the settings that an optimizer declares are in force: declared against measured, on a copy.
+
+Twins that start at w and (1 + d) w and get the same gradients (`equilibria.optimizers.walks`) show the decay; walks
+with one setting changed show whether it has any effect; successive steps show whether momentum remembers. A finding
+says both numbers. An optimizer whose decay is of a kind not known here gets no finding.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from equilibria.findings import Finding
+from equilibria.optimizers.copies import (
+    CannotCopyError,
+    Group,
+    copies_of,
+    isolated,
+    many_processes,
+    probe_shape,
+    step_function,
+)
+from equilibria.optimizers.walks import Conditions, Walk
+
+_SHAPE = (32, 16)
+_RMS, _GRADIENT = 0.1, 0.01  # root mean square entries of weight and gradient
+_BURN, _STEPS = 200, 100
+_FEW = 40  # steps in which a setting shows whether it has any effect
+_NEAR = 0.02  # relative difference up to which two numbers agree
+_DEPENDS = 0.2  # change of ln decay from which on it depends on the gradient
+_NO_MEMORY = 0.05  # correlation of successive steps below which momentum does not remember
+_LOW_PRECISION_STEPS = 64
+
+
+def not_in_force(optimizer: Any, groups: Iterable[Group]) -> tuple[Finding, ...]:
+    """The findings of some groups of an optimizer, each once; of torch's own optimizers only those about precision.
+
+    Args:
+        optimizer: any torch optimizer; it is not changed.
+        groups: its groups.
+    """
+    is_known = type(optimizer).__module__.startswith(("torch.optim", "equilibria."))
+    findings: dict[Finding, None] = {}
+    for group in groups:
+        found = () if is_known else settings_in_force(optimizer, group)
+        findings |= dict.fromkeys(found)
+        if (swallowed := decay_in_low_precision(optimizer, group)) is not None:
+            findings[swallowed] = None
+    return tuple(findings)
+
+
+def settings_in_force(optimizer: Any, group: Group) -> tuple[Finding, ...]:
+    """Compare the declared settings of a parameter group with what a copy of the optimizer does.
+
+    Args:
+        optimizer: any torch optimizer; it is not changed.
+        group: one of its parameter groups.
+
+    Returns:
+        One finding per setting that is not in force; none where a copy of the optimizer cannot be tried.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(8, 8))], weight_decay=0.1)
+        >>> settings_in_force(optimizer, optimizer.param_groups[0])
+        ()
+    """
+    if many_processes() or not float(group.get("lr", 0.0)) > 0:
+        return ()
+    try:
+        with isolated():
+            return tuple(_Declared(optimizer, group).findings())
+    except CannotCopyError:
+        return ()
+    except Exception:  # the optimizer is foreign code
+        return ()
+
+
+class _Declared:
+    """The declared settings of a group, and walks that show what they do."""
+
+    def __init__(self, optimizer: Any, group: Group) -> None:
+        self._name, self._group = type(optimizer).__name__, group
+        self._make = copies_of(optimizer, group)
+        self._optimizer = optimizer
+        lr, decay = float(group["lr"]), float(group.get("weight_decay", 0.0))
+        norm = _RMS * math.sqrt(math.prod(_SHAPE))
+        self._at = Conditions(lr, decay, norm, _GRADIENT * math.sqrt(math.prod(_SHAPE)) * norm, _SHAPE)
+
+    def findings(self) -> Iterator[Finding]:
+        """All of them."""
+        ignored = [name for name, changed in self._changes() if self._is_ignored(changed)]
+        if "momentum" in ignored and self._overwrites_gradient():
+            ignored.remove("momentum")  # it may keep its momentum in .grad, which a walk replaces
+        for name in ignored:
+            yield self._without_effect(name)
+        if self._at.weight_decay and "weight_decay" not in ignored:
+            yield from self._decay()
+        if "momentum" not in ignored and not self._overwrites_gradient():
+            yield from self._memory()
+        if "muon" in self._name.lower():
+            yield from self._shapes()
+
+    def _finding(self, severity: Any, subject: str, evidence: str, remedy: str) -> Finding:
+        measured = f"{evidence} (measured on a copy of {self._name})"
+        return Finding(severity, subject, measured, remedy, "", kind="not_in_force")
+
+    # ---- settings without effect
+
+    def _changes(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Every setting that should matter, with another value."""
+        group = self._group
+        for name in ("lr", "weight_decay"):
+            if float(group.get(name, 0.0)):
+                yield name, {name: float(group[name]) / 2}
+        betas, momentum = group.get("betas"), group.get("momentum")
+        if betas is not None and momentum is not None:
+            return  # groups of a hybrid have the settings of two rules
+        if isinstance(momentum, float) and momentum > 0:
+            yield "momentum", {"momentum": momentum / 2}
+        if isinstance(betas, tuple | list) and len(betas) == 2:
+            for index, name in enumerate(("beta1", "beta2")):
+                if isinstance(betas[index], float) and 0 < betas[index] < 1:
+                    other = [betas[0], betas[1]]
+                    other[index] = betas[index] / 2
+                    yield name, {"betas": tuple(other)}
+
+    def _is_ignored(self, changed: dict[str, Any]) -> bool:
+        """Whether the same walk with another value of a setting is the same to the last bit."""
+        ends = []
+        for settings in ({}, changed):
+            make = functools.partial(self._with, settings)
+            ends.append(Walk(make, self._at, twins=False).advance(_FEW).param.detach().numpy().copy())
+        return bool(np.array_equal(*ends))
+
+    def _with(self, changed: dict[str, Any], params: list[Any], settings: dict[str, Any]) -> Any:
+        return self._make(params, settings | changed)
+
+    def _overwrites_gradient(self) -> bool:
+        walk = Walk(self._make, self._at, twins=False).advance(1)
+        gradient = walk.param.grad
+        return gradient is None or not np.array_equal(gradient.numpy(), walk.gradient)
+
+    def _without_effect(self, name: str) -> Finding:
+        if name == "weight_decay":
+            evidence = f"it declares weight_decay={self._at.weight_decay:g}, and decays by 0 per step"
+        else:
+            value = self._group["betas"] if name.startswith("beta") else self._group[name]
+            evidence = f"it declares {'betas' if name.startswith('beta') else name}={value}, and {_FEW} steps are the "
+            evidence += f"same to the last bit with half of {name}"
+        return self._finding(
+            "warning",
+            f"the {name} of {self._name} has no effect on its first {_FEW} steps",
+            evidence,
+            f"look for {name} in the step() of {self._name}, or leave the setting out",
+        )
+
+    # ---- decay
+
+    def _share(self, at: Conditions) -> float:
+        return Walk(self._make, at).advance(_BURN + _STEPS).measure(burn=_BURN).share
+
+    def _decay(self) -> Iterator[Finding]:
+        at, expected = self._at, self._at.lr * self._at.weight_decay
+        share, strong = self._share(at), self._share(replace(at, unit_grad=10 * at.unit_grad))
+        if not (0 < share < 0.5 and strong > 0) or expected > 0.1:
+            return
+        declared = f"it declares weight_decay={at.weight_decay:g}"
+        if abs(math.log(strong / share)) > _DEPENDS:
+            if self._is_declared_decoupled() and 7 < share / strong < 13:  # divided by the gradient
+                yield self._coupled(
+                    f"{declared}, decoupled, and decays by {share:.3g} per step, by {strong:.3g} with "
+                    "gradients ten times as large"
+                )
+            return
+        slow = self._share(replace(at, lr=at.lr / 2))
+        power = math.log2(share / slow) if slow > 0 else math.nan
+        ratio = share / expected
+        half = f"{declared}, and decays by {share:.3g} per step at lr={at.lr:g}, by {slow:.3g} at half of it"
+        if abs(power - 2) < 0.1:
+            yield self._finding(
+                "note", f"the decay of {self._name} goes as the square of lr", half,
+                "if that is not meant, multiply lr into the decay once: p.mul_(1 - lr * weight_decay)",
+            )  # fmt: skip
+        elif abs(power) < 0.1 and not self._group.get("fixed_decay"):
+            yield self._finding(
+                "note", f"the decay of {self._name} does not depend on lr", half,
+                "if that is not meant, multiply lr into the decay: p.mul_(1 - lr * weight_decay)",
+            )  # fmt: skip
+        elif abs(power - 1) < 0.1:
+            yield from self._factor(ratio, f"{declared} (lr x wd = {expected:.3g}), and decays by {share:.3g} per step")
+
+    def _factor(self, ratio: float, evidence: str) -> Iterator[Finding]:
+        usual = self._usual_factors()
+        if abs(ratio - 1) < _NEAR:
+            return
+        if any(abs(ratio / factor - 1) < _NEAR for factor in usual):
+            if self._is_declared_decoupled():
+                yield self._coupled(f"{evidence}, {ratio:.3g} times as much: it passes through the momentum")
+        elif any(abs(ratio / double - 1) < _NEAR for factor in usual for double in (2 * factor, 1 + factor)):
+            yield self._finding(
+                "warning", f"{self._name} applies its weight decay twice", f"{evidence}, {ratio:.3g} times as much",
+                "apply it once: to the gradient or to the weight",
+            )  # fmt: skip
+
+    def _coupled(self, evidence: str) -> Finding:
+        return self._finding(
+            "warning", f"the weight decay of {self._name} is coupled, not decoupled as declared", evidence,
+            "apply it to the weight, p.mul_(1 - lr * weight_decay), not to the gradient",
+        )  # fmt: skip
+
+    def _usual_factors(self) -> list[float]:
+        """Decay per step over lr x wd: 1 if decoupled, more where coupled decay passes through momentum."""
+        group = self._group
+        betas, momentum = group.get("betas"), group.get("momentum")
+        rates = [momentum] if isinstance(momentum, float) else []
+        if isinstance(betas, tuple | list):
+            rates += [beta for beta in betas if isinstance(beta, float)]
+        factors, pull = [1.0], self._at.lr * self._at.weight_decay
+        for rate in rates:
+            if 0 < rate < 1:
+                kept = 1 - float(group.get("dampening") or 0.0)
+                factors += [
+                    _through_momentum(rate, pull),
+                    kept * _through_momentum(rate, kept * pull),
+                    1 + rate,
+                    1 - rate,
+                ]
+        return factors
+
+    def _is_declared_decoupled(self) -> bool:
+        flags = [self._group.get(name) for name in ("decoupled_weight_decay", "weight_decouple", "decoupled")]
+        known = [bool(flag) for flag in flags if flag is not None]
+        return known[0] if known else self._name.endswith("W")
+
+    # ---- momentum
+
+    def _memory(self) -> Iterator[Finding]:
+        rate = self._group.get("momentum")
+        if not isinstance(rate, float) or not 0.5 <= rate < 1:
+            return
+        walk = Walk(self._make, self._at).advance(_BURN + _STEPS)
+        correlation = walk.measure(burn=_BURN).correlation
+        if abs(correlation) < _NO_MEMORY:
+            yield self._finding(
+                "warning",
+                f"{self._name} has momentum without memory",
+                f"it declares momentum={rate:g}, and successive steps correlate by {correlation:.2f}",
+                f"keep the buffer of {self._name} in self.state[p] between steps",
+            )
+
+    # ---- Muon's factor
+
+    def _shapes(self) -> Iterator[Finding]:
+        lengths = []
+        for shape in ((64, 32), (32, 64)):
+            walk = Walk(self._make, replace(self._at, shape=shape), twins=False).advance(24)
+            lengths.append(math.sqrt(walk.measure(burn=12, share=0.0).step_sq))
+        ratio = lengths[0] / lengths[1]
+        if not 0.9 < ratio < 2.2:
+            yield self._finding(
+                "note",
+                f"the steps of {self._name} have an unusual factor for the shape",
+                f"a step of a 64x32 matrix is {ratio:.2f} times as long as one of a 32x64 matrix; the usual factors, "
+                "sqrt(max(1, rows/columns)), sqrt(rows/columns), 0.2 sqrt(max(rows, columns)), make it 1 to 2 times",
+                "compare rows and columns in its factor: a torch Linear weight has the shape (outputs, inputs)",
+            )
+
+
+def _through_momentum(rate: float, pull: float) -> float:
+    """Long-run decay of heavy ball over lr x wd = ``pull``, about 1 / (1 - rate): a root of d^2 - (1 - a + e) d + e."""
+    middle = 1 - rate + pull
+    inside = middle * middle - 4 * pull
+    return 2 / (middle + math.sqrt(inside)) if inside > 0 else math.nan
+
+
+def decay_in_low_precision(optimizer: Any, group: Group) -> Finding | None:
+    """A finding if the weights of a group are of 16 bits and rounding swallows their decay.
+
+    Two copies in the type of the weights take the same gradients, one without weight decay; their difference is the
+    decay. Optimizers that round at random or keep a compensation pass.
+
+    Args:
+        optimizer: any torch optimizer; it is not changed.
+        group: one of its parameter groups.
+    """
+    torch: Any = sys.modules["torch"]
+    types = {param.dtype for param in group.get("params", ())} & {torch.bfloat16, torch.float16}
+    lr, decay = float(group.get("lr", 0.0)), float(group.get("weight_decay", 0.0))
+    if not types or not lr * decay or many_processes():
+        return None
+    (dtype, *_) = types
+    try:
+        with isolated():
+            removed = _low_precision_decay(optimizer, group, dtype)
+    except Exception:  # the optimizer is foreign code
+        return None
+    expected = lr * decay
+    if removed > 0.5 * expected:
+        return None
+    name = type(optimizer).__name__
+    return Finding(
+        "warning",
+        f"{str(dtype).removeprefix('torch.')} swallows the weight decay of {name}",
+        f"it declares weight_decay={decay:g} (lr x wd = {expected:.3g}), and decays by {max(removed, 0.0):.2g} per "
+        f"step in this type (measured on a copy of {name} over {_LOW_PRECISION_STEPS} steps)",
+        "keep the weights in float32 and compute in 16 bits (torch.autocast), or round at random",
+        "",
+        kind="not_in_force",
+    )
+
+
+def _low_precision_decay(optimizer: Any, group: Group, dtype: Any) -> float:
+    torch: Any = sys.modules["torch"]
+    generator = torch.Generator().manual_seed(0)
+    shape = probe_shape(_SHAPE)
+    start = (_RMS * torch.randn(shape, generator=generator)).to(dtype)
+    gradients = [(_GRADIENT * torch.randn(shape, generator=generator)).to(dtype) for _ in range(_LOW_PRECISION_STEPS)]
+    make, ends = copies_of(optimizer, group), []
+    for settings in ({}, {"weight_decay": 0.0}):
+        param = torch.nn.Parameter(start.clone())
+        double = make([param], settings)
+        for gradient in gradients:
+            param.grad = gradient.clone()
+            step_function(type(double))(double)
+        ends.append(param.detach().double())
+    without = ends[1]
+    kept = 1 - float(((without - ends[0]) * without).sum() / without.square().sum())
+    return 1 - math.pow(max(kept, 0.0), 1 / _LOW_PRECISION_STEPS)

@@ -1,0 +1,175 @@
+"""Settings in force: planted bugs are found with both numbers, healthy optimizers get no finding."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from equilibria.control import SGDW, Lion
+from equilibria.optimizers.in_force import decay_in_low_precision, settings_in_force
+
+
+def matrix() -> list[nn.Parameter]:
+    return [nn.Parameter(0.1 * torch.randn(48, 32))]
+
+
+class Planted(torch.optim.Optimizer):
+    """AdamW, SGD or Muon with one bug."""
+
+    def __init__(self, params, *, bug, lr=0.01, weight_decay=0.1, betas=None, momentum=None, **flags):
+        rates = {"betas": betas} if betas else {"momentum": momentum} if momentum is not None else {}
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "bug": bug, **rates, **flags})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for param in group["params"]:
+                self.move(param, group)
+
+    def move(self, param, group):
+        state, bug, lr, decay = self.state[param], group["bug"], group["lr"], group["weight_decay"]
+        gradient = param.grad + (decay * param if bug in ("coupled", "coupled sgd", "both") else 0.0)
+        first, second = group["betas"] if "betas" in group else (group.get("momentum", 0.0), None)
+        first = 0.9 if bug == "beta1 ignored" else first
+        second = 0.95 if bug == "beta2 ignored" else second
+        if bug == "no memory":
+            state.clear()
+        if second is None:
+            update = state["buffer"] = first * state.get("buffer", 0.0) + gradient
+        else:
+            state["step"] = state.get("step", 0) + 1
+            state["m"] = first * state.get("m", 0.0) + (1 - first) * gradient
+            state["v"] = second * state.get("v", 0.0) + (1 - second) * gradient**2
+            corrected = 1 - first ** state["step"], 1 - second ** state["step"]
+            update = state["m"] / corrected[0] / ((state["v"] / corrected[1]).sqrt() + 1e-12)
+        if bug == "transposed":
+            rows, columns = param.shape
+            factor = math.sqrt(max(1.0, columns / rows))
+            update = factor * update / update.norm() * math.sqrt(min(rows, columns))
+        factor = {
+            "ignored": 0.0,
+            "twice": 2 * lr * decay,
+            "lr squared": lr * lr * decay,
+            "without lr": 0.01 * decay,
+            "coupled": 0.0,
+            "coupled sgd": 0.0,
+        }.get(bug, lr * decay)
+        step = 1e-3 if bug == "lr ignored" else lr
+        param.mul_(1 - factor).sub_(step * update)
+
+
+class PlantedW(Planted):
+    """Declares decoupled decay by its name."""
+
+
+class PlantedMuon(Planted):
+    """A Muon by its name."""
+
+
+ADAM, MOMENTUM = {"betas": (0.9, 0.95)}, {"momentum": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("kind", "bug", "settings", "severity", "words"),
+    [
+        (Planted, "ignored", ADAM, "warning", "declares weight_decay=0.1, and decays by 0 per step"),
+        (Planted, "ignored", MOMENTUM, "warning", "declares weight_decay=0.1, and decays by 0 per step"),
+        (Planted, "twice", ADAM, "warning", "(lr x wd = 0.001), and decays by 0.002 per step, 2 times as much"),
+        (Planted, "both", MOMENTUM, "warning", "applies its weight decay twice"),
+        (PlantedW, "coupled", ADAM, "warning", "declares weight_decay=0.1, decoupled, and decays by"),
+        (Planted, "coupled", {**ADAM, "decoupled_weight_decay": True}, "warning", "with gradients ten times as large"),
+        (PlantedW, "coupled sgd", MOMENTUM, "warning", "times as much: it passes through the momentum"),
+        (Planted, "lr squared", ADAM, "note", "decays by 1e-05 per step at lr=0.01, by 2.5e-06 at half of it"),
+        (Planted, "without lr", ADAM, "note", "decays by 0.001 per step at lr=0.01, by 0.001 at half of it"),
+        (Planted, "no memory", MOMENTUM, "warning", "the momentum of Planted has no effect on its first 40 steps"),
+        (Planted, "beta1 ignored", ADAM, "warning", "with half of beta1"),
+        (Planted, "beta2 ignored", ADAM, "warning", "with half of beta2"),
+        (Planted, "lr ignored", {**ADAM, "weight_decay": 0.0}, "warning", "the lr of Planted has no effect"),
+        (PlantedMuon, "transposed", MOMENTUM, "note", "64x32 matrix is 0.71 times as long as one of a 32x64"),
+    ],
+)
+def test_a_planted_bug_is_found(kind, bug, settings, severity, words):
+    findings = settings_in_force(
+        kind(matrix(), bug=bug, **settings), kind(matrix(), bug=bug, **settings).param_groups[0]
+    )
+    assert len(findings) == 1, findings
+    assert findings[0].severity == severity
+    assert words in str(findings[0]) and "(measured on a copy of" in findings[0].evidence
+
+
+class Forgetful(Planted):
+    """Momentum enters the step, but each step starts another buffer."""
+
+    def move(self, param, group):
+        with torch.no_grad():
+            update = param.grad * (1 + group["momentum"])
+            param.mul_(1 - group["lr"] * group["weight_decay"]).sub_(group["lr"] * update)
+
+
+def test_momentum_without_memory_is_found():
+    optimizer = Forgetful(matrix(), bug="", momentum=0.9)
+    (finding,) = settings_in_force(optimizer, optimizer.param_groups[0])
+    assert "declares momentum=0.9, and successive steps correlate by" in finding.evidence
+
+
+HEALTHY = {
+    **{
+        f"SGD {index}": (torch.optim.SGD, {"lr": lr, "weight_decay": 1e-3, **options})
+        for index, (lr, options) in enumerate(
+            [
+                (0.1, {}),
+                (0.1, {"momentum": 0.9}),
+                (0.01, {"momentum": 0.5}),
+                (0.1, {"momentum": 0.9, "nesterov": True}),
+                (0.1, {"momentum": 0.9, "dampening": 0.5}),
+                (0.1, {"momentum": 0.5, "dampening": 0.9}),
+            ]
+        )
+    },
+    "AdamW": (torch.optim.AdamW, {"lr": 1e-3, "weight_decay": 0.1}),
+    "AdamW, amsgrad": (torch.optim.AdamW, {"lr": 1e-3, "weight_decay": 0.1, "amsgrad": True}),
+    "AdamW, tiny decay": (torch.optim.AdamW, {"lr": 1e-5, "weight_decay": 1e-3}),
+    "Adam": (torch.optim.Adam, {"lr": 1e-3, "weight_decay": 0.01}),
+    "Adam, decoupled": (torch.optim.Adam, {"lr": 1e-3, "weight_decay": 0.01, "decoupled_weight_decay": True}),
+    "Adam, no decay": (torch.optim.Adam, {"lr": 1e-3}),
+    "NAdam": (torch.optim.NAdam, {"lr": 1e-3, "weight_decay": 0.01}),
+    "RAdam": (torch.optim.RAdam, {"lr": 1e-3, "weight_decay": 0.01, "decoupled_weight_decay": True}),
+    "Adamax": (torch.optim.Adamax, {"lr": 1e-3, "weight_decay": 0.01}),
+    "Adagrad": (torch.optim.Adagrad, {"lr": 1e-2, "weight_decay": 0.01}),
+    "Adadelta": (torch.optim.Adadelta, {"weight_decay": 0.01}),
+    "RMSprop": (torch.optim.RMSprop, {"lr": 1e-3, "weight_decay": 0.01, "momentum": 0.9}),
+    "Rprop": (torch.optim.Rprop, {}),
+    "ASGD": (torch.optim.ASGD, {"lr": 0.1, "weight_decay": 1e-3}),
+    "Adafactor": (torch.optim.Adafactor, {"lr": 1e-2, "weight_decay": 0.1}),
+    "Lion": (Lion, {"lr": 1e-4, "weight_decay": 1.0}),
+    "SGDW": (SGDW, {"lr": 0.1, "weight_decay": 1e-3, "momentum": 0.9}),
+    "Muon": (torch.optim.Muon, {"lr": 0.02, "weight_decay": 0.1}),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_optimizer_has_no_finding(name):
+    kind, settings = HEALTHY[name]
+    optimizer = kind(matrix(), **settings)
+    assert settings_in_force(optimizer, optimizer.param_groups[0]) == ()
+
+
+# ---- low precision
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_decay_that_rounding_swallows_is_found(dtype):
+    params = [nn.Parameter(torch.randn(32, 16).to(dtype))]
+    optimizer = torch.optim.AdamW(params, lr=1e-4, weight_decay=0.1, eps=1e-4)
+    finding = decay_in_low_precision(optimizer, optimizer.param_groups[0])
+    assert "declares weight_decay=0.1 (lr x wd = 1e-05), and decays by 0 per step in this type" in finding.evidence
+
+
+@pytest.mark.parametrize(("dtype", "lr"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
+def test_a_decay_that_rounding_leaves_is_no_finding(dtype, lr):
+    params = [nn.Parameter(torch.randn(32, 16).to(dtype))]
+    optimizer = torch.optim.SGD(params, lr=lr, weight_decay=0.5)
+    assert decay_in_low_precision(optimizer, optimizer.param_groups[0]) is None
