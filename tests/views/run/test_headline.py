@@ -156,7 +156,7 @@ def test_provisional_predictions_are_not_denied():
 
 def test_a_layer_without_a_prediction_in_its_samples_is_named_in_plain_words():
     bare = dataclasses.replace(LAYER, angle_predicted=None, angle_vs_predicted=None, how_wrong=None)
-    assert "No layer has a prediction: they have no prediction in any sample." in run_details([bare, bare])
+    assert "No layer has a prediction: they have no prediction in these samples." in run_details([bare, bare])
 
 
 def test_the_headline_of_a_run_that_diverged_says_so_first():
