@@ -17,7 +17,7 @@ def test_adam_as_evolve_follows_it(kind):
     start, sizes = cold_start(rules[0], np.array([1.0, 2.0, 5.0])), np.array([10.0, 100.0, 1000.0])
     drives = np.random.default_rng(0).uniform(0.5, 2.0, (7, 3))
     state, (before, after), moved = run_recursion(
-        rules, start, drives, sizes=sizes, correlation=np.zeros(3), recall=np.full(3, np.nan)
+        rules, start, drives, sizes=sizes, entries=sizes, correlation=np.zeros(3), recall=np.full(3, np.nan)
     )
     path = evolve(
         rules[0],

@@ -72,4 +72,4 @@ def test_swaps_of_evaluation_are_no_change_of_the_weights():
     run = trained_twice(train)
     assert_nothing_alarming(run)
     assert [finding.kind for finding in run.findings()] == ["without_law"]
-    assert "its steps on trial tensors are not those of sgd" in words(run.findings())
+    assert "its state 'z' is a copy of the weights" in words(run.findings())

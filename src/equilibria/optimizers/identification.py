@@ -23,7 +23,6 @@ from equilibria._version import __version__
 from equilibria.errors import EquilibriaError, whole
 from equilibria.optimizers.copies import FOREIGN_KEYS, Group, largest_shape, reference_lr
 from equilibria.optimizers.experiment import Identification, identify_group
-from equilibria.records._files import write_whole
 from equilibria.theory.identified import identified_from
 
 _EXPERIMENT = 1  # raise it when a change of the experiment changes a number
@@ -161,6 +160,8 @@ def _read(path: Path) -> Identification | None:
 
 
 def _write(path: Path, found: Identification) -> None:
+    from equilibria.records._files import write_whole  # its package imports pyarrow, which a plan does not need
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(dataclasses.asdict(found), indent=1).encode())

@@ -96,7 +96,7 @@ def test_the_device_reaches_the_tasks_and_changes_no_fingerprint(workers, tmp_pa
     assert again.reused
 
 
-_SMALL = {"eq-forecast"}  # has loops of its own, on the CPU
+_SMALL = {"eq-forecast", "eq-diffusion"}  # have loops of their own, on the CPU
 _NETWORKS = sorted({name for name, each in registry.experiments().items() if each.kind == "networks"} - _SMALL)
 
 
