@@ -195,7 +195,7 @@ def translate(
 # ---- a run
 
 
-_HOW = "eq.watch(model, optimizer, log_dir=...) of this version measures it, anew every 1,024 steps"
+_HOW = "eq.watch(model, optimizer, log_dir=...) of this version measures it again every 1,024 steps"
 
 
 def _scale_run(run: RunLike, batch: int) -> BatchScaling:

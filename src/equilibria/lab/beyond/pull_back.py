@@ -48,7 +48,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Config:
-    """Trainings on digits, 30 % of whose labels are drawn anew in every batch: the loss stays on a plateau.
+    """Trainings on digits, 30 % of whose labels every batch draws again: the loss stays on a plateau.
 
     Every optimizer has the same decay per step in force, 2.5e-3, with the main batch. A training goes through the
     stages in the order main, small and, with plain SGD, large; each begins with the last weights of the one before.

@@ -33,7 +33,7 @@ class NoisyDraws:
     Args:
         images: to draw from.
         labels: one per image.
-        label_noise: probability that a label is replaced by one drawn from all classes, in every batch anew.
+        label_noise: probability that a label is replaced by one drawn from all classes, drawn again for every batch.
         seed: of the draws.
     """
 
