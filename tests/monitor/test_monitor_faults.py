@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextvars
+import gc
 import time
 import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.helpers.tracked_worlds import completion
 from tests.helpers.watched_worlds import column, make_net, same_bits, train
 
 import equilibria as eq
 import equilibria.monitor.hooks as hooks_module
 import equilibria.monitor.monitor as monitor_module
+from equilibria.curvature._tracker import SharpnessMonitor
 from equilibria.errors import EquilibriaError, WatchWarning
 from equilibria.monitor.monitor import Monitor
 from equilibria.monitor.sample_rows import SampleBuilder
@@ -291,3 +295,37 @@ def test_groups_that_the_program_removes_take_nothing_with_them(tmp_path):
         look()
     assert monitor.failure is None
     monitor.close()
+
+
+def forgotten_monitor(sink):
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), **SGD)
+    Monitor(net, optimizer, every=1, sinks=[sink])
+    train(net, optimizer, 2)
+
+
+def forgotten_tracker(sink):
+    world, _ = completion()
+    SharpnessMonitor(world.objective, world.optimizer, None, every=1, sinks=[sink])
+    for _ in world.train(2):
+        pass
+
+
+@pytest.mark.parametrize("forgotten", [forgotten_monitor, forgotten_tracker])
+def test_the_garbage_collector_closes_in_a_context_of_its_own(forgotten):
+    """Python up to 3.11 crashes where a collected object sets a context variable while another one is being set."""
+    variable = contextvars.ContextVar("variable", default="before")
+    closed = []
+
+    class Sets(Sink):
+        def append(self, columns):
+            pass
+
+        def close(self):
+            variable.set("in close")
+            closed.append(True)
+
+    forgotten(Sets())
+    gc.collect()
+    assert closed
+    assert variable.get() == "before"

@@ -6,6 +6,7 @@ Before every step `SharpnessMonitor` watches how the weights move (cheap), and a
 
 from __future__ import annotations
 
+import contextvars
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -189,7 +190,10 @@ class SharpnessMonitor:
         self.close()
 
     def __del__(self) -> None:
-        self.close()  # nobody holds the tracker or its optimizer any more: write the last rows, free the directory
+        # Nobody holds the tracker or its optimizer any more: write the last rows, free the directory. In a context of
+        # its own, as `equilibria.monitor.monitor` explains.
+        if not self._closed:
+            contextvars.copy_context().run(self.close)
 
     # ---- checkpoints
 

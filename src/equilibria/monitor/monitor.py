@@ -12,6 +12,7 @@ The way of one sample:
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import math
 import time
@@ -307,7 +308,11 @@ class Monitor:
         self.close()
 
     def __del__(self) -> None:
-        self.close()  # nobody holds the monitor or its optimizer any more: write the last samples, free the directory
+        # Nobody holds the monitor or its optimizer any more: write the last samples, free the directory. In a context
+        # of its own: Python up to 3.11 crashes if a collected object sets a context variable, as np.errstate does,
+        # while another one is being set (cpython#148891).
+        if not self._closed:
+            contextvars.copy_context().run(self.close)
 
     # ---- checkpoints
 
