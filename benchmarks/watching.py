@@ -40,6 +40,7 @@ from publishing import publish
 ROUNDS = 3
 STEPS = {"resnet": 8, "mlp": 32}  # per segment, of which the first few only warm up
 WARM_UP = 8
+AUTO = 20  # times as many with every="auto", which samples more often at the start of a run
 
 
 @dataclass
@@ -262,7 +263,7 @@ def measure(bench: Bench) -> dict[str, Segment]:
         for name, make in methods.items():
             if make is cockpit and found[name]:  # several times slower than everything else: once is enough
                 continue
-            found[name].append(segment(bench, make, steps * (2 if name.endswith("auto") else 1)))
+            found[name].append(segment(bench, make, steps * (AUTO if name.endswith("auto") else 1)))
     middle = {name: sorted(each, key=lambda one: one.ratio)[len(each) // 2] for name, each in found.items()}
     for name, each in middle.items():
         if name.startswith("cockpit"):
@@ -285,7 +286,9 @@ def table() -> tuple[list[str], int]:
         "",
         f"Median of {ROUNDS} segments; torch {torch.__version__}, one thread.",
         "`ratio` is the step with the method over the same step without; `floors` is the time inside the hooks over "
-        "the time to read weight, gradient and buffer once.",
+        "the time to read weight, gradient and buffer once. "
+        f"With every=auto: steps {WARM_UP} to {WARM_UP + AUTO * STEPS['resnet']} (resnet) or "
+        f"{WARM_UP + AUTO * STEPS['mlp']} (mlp) of a run.",
         "",
         "| network, optimizer | method | step, ms | in hooks, ms | ratio | floors | limit | |",
         "|---|---|---|---|---|---|---|---|",

@@ -25,6 +25,7 @@ class Bowl:
 
     def __init__(self, make, *, noise=1.0, steps=STEPS, seed=0, log=True, **watched):
         torch.manual_seed(seed)
+        self.steps = steps
         self.weights = [torch.nn.Parameter(torch.zeros(SIZE, SIZE)) for _ in range(2)]
         model = torch.nn.ParameterDict({f"w{place}": weight for place, weight in enumerate(self.weights)})
         centres = [3 * torch.randn(SIZE, SIZE) for _ in range(2)]  # far out: steps turn the weights by small angles
@@ -76,7 +77,8 @@ _CACHED: dict[str, Bowl] = {}
 def bowl(name):
     if name not in _CACHED:
         # Adam divides by the noise: with a hundredth of it, curvature acts as strongly as under SGD.
-        _CACHED[name] = Bowl(OPTIMIZERS[name], noise=0.01 if name == "adamw" else 1.0)
+        is_adam = name == "adamw"
+        _CACHED[name] = Bowl(OPTIMIZERS[name], noise=0.01 if is_adam else 1.0, steps=2 * STEPS if is_adam else STEPS)
     return _CACHED[name]
 
 
@@ -87,7 +89,7 @@ def test_the_mean_gradients_share_is_that_of_the_world(name):
         assert layer.mean_share == pytest.approx(share, abs=4 * layer.share_error, rel=0.03)
         assert layer.share_error < 0.1 * share
         assert layer.noise_scale == pytest.approx(1 / layer.mean_share - 1)
-        assert (layer.first_step, layer.last_step) == (STEPS // 2, STEPS - 1)
+        assert (layer.first_step, layer.last_step) == (world.steps // 2, world.steps - 1)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

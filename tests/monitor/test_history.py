@@ -17,9 +17,9 @@ from equilibria.records.tables import NUMBERS, SAMPLE_FIELDS
 def rows(step: int, names=("a", "b"), value: float = 0.5) -> dict[str, object]:
     columns: dict[str, object] = {name: np.full(len(names), value) for name in NUMBERS}
     columns["step"] = np.full(len(names), step, dtype=np.int64)
-    columns["param"] = list(names)
-    columns["state"] = ["settled"] * len(names)
-    columns["note"] = columns["law"] = [None] * len(names)
+    columns["param"] = tuple(names)
+    columns["state"] = ("settled",) * len(names)
+    columns["note"] = columns["law"] = (None,) * len(names)
     return columns
 
 

@@ -109,6 +109,8 @@ def long_run(random: random.Random, folder: Path) -> Trials:
             for _ in range(_STEPS_PER_TRIAL):
                 model.weight.grad = gradient
                 optimizer.step()
+            if number == 10:
+                monitor.flush()  # opens the files of all tables
             present = _resident_bytes(), len(list(Path("/proc/self/fd").iterdir()))
             if number == 10:
                 baseline = present

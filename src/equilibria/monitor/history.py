@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -56,7 +56,7 @@ class History:
         self._words: dict[str, dict[str, int]] = {name: {} for name in _TEXT}  # of each text column, with their codes
 
     def append(self, columns: Mapping[str, Any]) -> None:
-        """Take the rows of one sampled step of one optimizer."""
+        """Take the rows of one sampled step of one optimizer, as `read_only` makes them."""
         # The first weight identifies the optimizer. Thinned together, one of two optimizers could lose all its samples.
         optimizer, rows = str(columns["param"][0]), len(columns["param"])
         place = self._sampled[optimizer] = self._sampled.get(optimizer, 0) + 1
@@ -89,11 +89,11 @@ class History:
             return
         columns = []
         for field in _CODED:
-            values = np.concatenate([step[field.name] for step in self._newest])
+            values = [step[field.name] for step in self._newest]
             if field.name in self._words:
                 columns.append(self._codes(field.name, values))
             else:
-                columns.append(pa.array(values, field.type, from_pandas=False))
+                columns.append(pa.array(np.concatenate(values), field.type, from_pandas=False))
         self._newest, self._newest_rows = [], 0
         self._add_block(pa.table(columns, schema=_CODED))
 
@@ -103,11 +103,12 @@ class History:
             block = pa.concat_tables([self._blocks.pop(), block]).combine_chunks()
         self._blocks.append(block)
 
-    def _codes(self, name: str, values: Any) -> pa.Array:
-        """Words as numbers."""
-        known, encoded = self._words[name], pa.array(values, pa.string()).dictionary_encode()
-        codes = [known.setdefault(word, len(known)) for word in encoded.dictionary.to_pylist()]
-        return pa.array(codes, pa.int32()).take(encoded.indices)
+    def _codes(self, name: str, steps: Sequence[Sequence[str | None]]) -> pa.Array:
+        """Words as numbers; most steps have the same words as others."""
+        known, distinct = self._words[name], {words: place for place, words in enumerate(dict.fromkeys(steps))}
+        codes = [[None if word is None else known.setdefault(word, len(known)) for word in words] for words in distinct]
+        coded = pa.array(codes, pa.list_(pa.int32()))
+        return coded.take(pa.array([distinct[words] for words in steps])).flatten()
 
     def _thin(self) -> None:
         """Drop every second sampled step, unless none would be left."""

@@ -263,8 +263,7 @@ class OptimizerHooks:
         for index in self._marks.changed(self._own_changes()):
             self._changed[self._plain[index]] = True
             self.memory.forget(self._plain[index])
-        needs_pull = self._is_due or self._sampler.expects(self._index, count=self.count, step=self.step)
-        self.memory.look(self.count, self.step, keep=needs_pull and not self._has_heavy_ball())
+        self.memory.look(self.count, self.step, keep=self._needs_pull())
         if self._is_due:
             with torch.no_grad():
                 self._reading = self._read_before(has_closure=has_closure)
@@ -407,7 +406,7 @@ class OptimizerHooks:
             reading.changed[index] |= not is_same and self._last_sampled == self.count - 1
         one_pass.run()
         reading.products[:, _PULL:] = torch.nan
-        if is_last and not has_closure and not self._has_heavy_ball():
+        if is_last and not has_closure and self._reads_pull():
             self._read_pull(reading)
         reading.starts = [starts or changed for starts, changed in zip(reading.starts, reading.changed, strict=True)]
         if any(reading.starts):
@@ -459,6 +458,16 @@ class OptimizerHooks:
         for place, values in enumerate(columns):
             if values is not None:
                 reading.products[rows, _PULL + place] = torch.as_tensor(values).to(reading.products)
+
+    def _reads_pull(self) -> bool:
+        """Whether the pull of this sampled step is read from a few coordinates."""
+        return self.memory.may_pull(self.count) and not self._has_heavy_ball()
+
+    def _needs_pull(self) -> bool:
+        """Whether a few coordinates are kept for the pull of this step or the next."""
+        here = self._is_due and self.memory.may_pull(self.count)
+        soon = self._sampler.expects(self._index, count=self.count, step=self.step)
+        return (here or (soon and self.memory.may_pull(self.count + 1))) and not self._has_heavy_ball()
 
     def _has_heavy_ball(self) -> bool:
         """Whether the momentum buffers are the last moves: then the products hold the pull, of all coordinates."""

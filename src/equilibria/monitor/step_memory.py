@@ -3,7 +3,8 @@
 - How far weights turn over many steps, D(n): one reference, compared 1, 2, 4, ..., 1024 steps later, then the next.
 - How far the gradient pulls back the last move: <g, w - w of the step before>, at sampled steps.
 
-Neither copies a weight. The coordinates are read at eleven of 1,024 steps, at sampled steps and right before these.
+Neither copies a weight. The coordinates are read at eleven of 1,024 steps, and for the pull at sampled steps, not more
+often than at every second step, and right before these.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ Array = NDArray[np.float64]
 WriteRows: TypeAlias = Callable[[Mapping[str, Any]], None]
 
 LONGEST = 1024  # steps from a reference to the next
+_PULL_EVERY = 2  # steps from one pull to the next at least: under AdamW it costs a third of a sample
 _MOST_ROWS = 500_000  # of the diffusion table in memory, about 15 MB
 
 
@@ -88,7 +90,12 @@ class StepMemory:
         self._made: Subsample | None = None
         self._reference: _Reference | None = None
         self._kept: list[tuple[int, Vector]] = []  # at most two: count of a step and the weights before it
+        self._next_pull = 0  # count of the first step at which a pull may be read
         self._comparisons: list[Comparison] = []
+
+    def may_pull(self, count: int) -> bool:
+        """Whether enough steps lie between the last pull and the step after ``count`` others."""
+        return count >= self._next_pull
 
     @property
     def _subsample(self) -> Subsample:
@@ -149,6 +156,7 @@ class StepMemory:
         moved = None
         if len(self._kept) == 2 and self._kept[1][0] == count:
             moved = sample.sums(slope * (self._kept[1][1] - self._kept[0][1])) * scale
+            self._next_pull = count + _PULL_EVERY
         scaled = None
         if any(moment is not None for moment in second):
             root: Any = sample.of(second) ** 0.5
@@ -172,11 +180,13 @@ class StepMemory:
         return {
             "reference": None if held is None else (held.count, held.step, held.distance, _saved(held.weights)),
             "kept": [(count, _saved(weights)) for count, weights in self._kept],
+            "next_pull": self._next_pull,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state from a checkpoint of the same weights."""
         self._reference, self._kept, self._comparisons = None, [], []
+        self._next_pull = int(state.get("next_pull", 0))
         if state.get("reference") is not None:
             count, step, distance, weights = state["reference"]
             self._reference = _Reference(count, step, distance, self._subsample.restored(weights))
