@@ -19,6 +19,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ
 _cache = tempfile.TemporaryDirectory(prefix="equilibria-cache-")
 os.environ["EQUILIBRIA_CACHE"] = _cache.name
 
+os.environ.setdefault("TRITON_INTERPRET", "1")  # the kernels for GPUs run in main memory; read when triton is imported
+
 settings.register_profile("fast", deadline=None, max_examples=10, derandomize=True)
 settings.register_profile("thorough", deadline=None, max_examples=20, derandomize=True)  # make test-all
 settings.load_profile("fast")

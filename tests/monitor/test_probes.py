@@ -14,7 +14,7 @@ from tests.helpers.odd_tensors import LAYOUTS, exact, laid_out, slow_angle, tang
 from torch import Tensor, nn
 
 from equilibria.monitor.reading import CopyProbe, MeasuredStep, add_products, sgd_combination
-from equilibria.tensors.inner_products import MovesPass, ProductsPass
+from equilibria.tensors.inner_products import CopyPass, MovesPass, ProductsPass
 from equilibria.tensors.layout import row_axis_of
 from equilibria.tensors.parameters import Watched
 
@@ -184,11 +184,18 @@ def test_sgd_without_a_buffer_reads_zeros_for_it(axis):
 # ---- everything else, copied before the step and compared after it
 
 
+def remember(probe, **factor):
+    copies = CopyPass()
+    is_same = probe.remember(copies, **factor)
+    copies.run()
+    return is_same
+
+
 def probe_step(
     probe: CopyProbe, optimizer: torch.optim.Optimizer, *, shrink: float, refresh: bool = False
 ) -> MeasuredStep:
     (param,) = optimizer.param_groups[0]["params"]
-    probe.remember()
+    remember(probe)
     optimizer.step()
     return compared(compare(probe, param.grad, shrink=shrink, refresh=refresh), shrink)
 
@@ -260,7 +267,7 @@ def test_sparse_gradients():
     param = layer.weight
     gradient, before = exact(param.grad), exact(param).copy()
     probe = CopyProbe(watch(param))
-    probe.remember()
+    remember(probe)
     torch.optim.SGD([param], lr=0.1).step()
     step = compared(compare(probe, param.grad, shrink=0.0, refresh=False), 0.0)
     assert_is(step, before, exact(param), gradient, rel=1e-6)
@@ -270,7 +277,7 @@ def test_sparse_gradients():
 def test_without_a_gradient_the_move_is_still_measured(axis):
     param = weight((5, 4))
     probe = CopyProbe(watch(param, axis))
-    probe.remember()
+    remember(probe)
     with torch.no_grad():
         param.mul_(0.9)
     step = compared(compare(probe, None, shrink=0.1, refresh=False), 0.1)
@@ -309,7 +316,7 @@ def test_rows_of_a_transposed_convolution_are_its_outputs():
     layer = nn.ConvTranspose2d(3, 5, 2)
     layer.weight.grad = torch.randn_like(layer.weight)
     probe = CopyProbe(watch(layer.weight, row_axis_of(layer)))
-    probe.remember()
+    remember(probe)
     step = compared(compare(probe, layer.weight.grad, shrink=0.0, refresh=False), 0.0)
     assert step.norm == pytest.approx(layer.weight.detach().double().pow(2).sum((0, 2, 3)).sqrt().numpy(), rel=1e-12)
 
@@ -322,29 +329,29 @@ def test_changes_between_two_sampled_steps_are_noticed(layout):
     param = weight((8, 6), layout=layout)
     optimizer, probe = torch.optim.AdamW([param], lr=1e-3), CopyProbe(watch(param))
     param.grad = torch.randn(8, 6)
-    assert probe.remember()
+    assert remember(probe)
     optimizer.step()
     compare(probe, param.grad, shrink=0.0, refresh=True)
-    assert probe.remember(), "nothing happened in between"
+    assert remember(probe), "nothing happened in between"
     with torch.no_grad():
         param.mul_(1.5)
     before = exact(param).copy()
-    assert not probe.remember()
+    assert not remember(probe)
     optimizer.step()
     assert_is(
         compared(compare(probe, param.grad, shrink=0.0, refresh=True), 0.0), before, exact(param), exact(param.grad)
     )
     param.data.mul_(1.5)  # which no version counts
-    assert not probe.remember()
+    assert not remember(probe)
 
 
 def test_where_the_copy_was_not_kept_nothing_is_claimed():
     param = weight((8, 6))
     probe = CopyProbe(watch(param))
-    probe.remember()
+    remember(probe)
     compare(probe, None, shrink=0.0, refresh=False)
     param.data.mul_(1.5)
-    assert probe.remember()
+    assert remember(probe)
     assert torch.equal(probe._copy, param)
 
 
@@ -355,7 +362,7 @@ def test_a_model_that_is_moved_to_another_layout_or_type_is_followed():
         change()
         assert layer.weight is param
         param.grad = torch.randn_like(param)
-        assert probe.remember()
+        assert remember(probe)
         before = exact(param).copy()
         torch.optim.SGD([param], lr=0.1).step()
         step = compared(compare(probe, param.grad, shrink=0.0, refresh=True), 0.0)

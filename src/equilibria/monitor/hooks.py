@@ -60,7 +60,8 @@ from equilibria.optimizers.controllers import (
 )
 from equilibria.optimizers.in_force import not_in_force
 from equilibria.optimizers.rules import GroupRule, follows, rule_of_group
-from equilibria.tensors.inner_products import MovesPass, ProductsPass
+from equilibria.tensors.device_queue import mark
+from equilibria.tensors.inner_products import CopyPass, MovesPass, ProductsPass
 from equilibria.tensors.layout import densify, is_sharded, local, rows
 from equilibria.tensors.parameters import Watched
 from equilibria.theory.identified import Identified
@@ -379,7 +380,7 @@ class OptimizerHooks:
             grad_scale=getattr(self.optimizer, "grad_scale", None),
         )
         can_combine = sgd and is_last and not has_closure
-        one_pass = ProductsPass(reading.products)
+        one_pass, copies, begin = ProductsPass(reading.products), CopyPass(), mark(device)
         for index, layer in enumerate(self.watched):
             param, group = layer.param, layer.group
             gradient, buffer = param.grad, states.get(param, _EMPTY).get("momentum_buffer") if sgd else None
@@ -401,9 +402,10 @@ class OptimizerHooks:
             reading.late[index], reading.unread[index] = not overwritten, overwritten and has_closure
             if overwritten and gradient is not None and not has_closure:
                 self._read_pair(layer, densify(gradient), self._products(reading, index)[:, 1:3])
-            is_same = self._probes[index].remember(factor=self._factor_since_mark(index))
+            is_same = self._probes[index].remember(copies, factor=self._factor_since_mark(index))
             # If the last sample is not of the last step, our own steps lie between, and a difference means nothing.
             reading.changed[index] |= not is_same and self._last_sampled == self.count - 1
+        copies.run()
         one_pass.run()
         reading.products[:, _PULL:] = torch.nan
         if is_last and not has_closure and self._reads_pull():
@@ -411,10 +413,11 @@ class OptimizerHooks:
         reading.starts = [starts or changed for starts, changed in zip(reading.starts, reading.changed, strict=True)]
         if any(reading.starts):
             self._read_optimizer_state(reading)
+        reading.marks.append((begin, mark(device)))
         return reading
 
     def _read_after(self, reading: StepReading) -> None:
-        refresh, one_pass = self._sampler.every == 1, MovesPass(reading.products)
+        refresh, one_pass, begin = self._sampler.every == 1, MovesPass(reading.products), mark(reading.products.device)
         standing = self._stands_for()
         for index, layer in enumerate(self.watched):
             gradient = layer.param.grad if reading.late[index] else None
@@ -432,6 +435,7 @@ class OptimizerHooks:
                 if reading.unread[index]:
                     self._products(reading, index)[:, 1:3] = torch.nan
         one_pass.run()
+        reading.marks.append((begin, mark(reading.products.device)))
 
     def _read_optimizer_state(self, reading: StepReading) -> None:
         """Read momentum and second moments of the tensors whose prediction starts."""

@@ -251,7 +251,7 @@ class Monitor:
         """Turn all queued readings into samples, and read all logged numbers."""
         try:
             self.metric_log.settle(final=self._closed)
-            self._process_pending()
+            self._process_pending(wait=True)
         except Exception as error:
             self._sampler.fail(error)
 
@@ -394,11 +394,14 @@ class Monitor:
                 awaited = False
                 reading.products, wish = self._sum(optimizer, reading.products, wish)
             self._sampler.plan_next(optimizer, reading.step, wish)
-            # In main memory there is nothing to wait for; on a device, wait for a few more readings.
+            # In main memory there is nothing to wait for. On a device, wait for a few more readings, then take
+            # those whose numbers have arrived.
+            is_at_hand = _in_main_memory(reading.products)
+            reading.send_to_host()
             self._pending.append((optimizer, reading))
             waited = time.monotonic() - self._flushed > _LONGEST_WAIT
-            if _in_main_memory(reading.products) or len(self._pending) >= _MOST_PENDING or waited:
-                self._process_pending()
+            if is_at_hand or len(self._pending) >= _MOST_PENDING or waited:
+                self._process_pending(wait=len(self._pending) > 2 * _MOST_PENDING)
 
         if reading is not None:
             self._sampler.attempt(take)
@@ -424,10 +427,12 @@ class Monitor:
         with contextlib.suppress(Exception):
             self._sum(optimizer, nothing, 1.0)
 
-    def _process_pending(self) -> None:
+    def _process_pending(self, *, wait: bool) -> None:
+        """Turn readings into samples; without ``wait`` only those whose numbers a device has sent."""
         self._flushed = time.monotonic()
-        pending, self._pending = self._pending, []
-        for optimizer, reading in pending:
+        while self._pending and (wait or self._pending[0][1].has_arrived()):
+            optimizer, reading = self._pending.pop(0)
+            self._sampler.add_cost(reading.wait())
             rows = self._builders[optimizer].build(reading, reading.products.cpu().numpy())
             if rows.restart:
                 self._hooks[optimizer].restart_predictions()

@@ -30,7 +30,8 @@ from equilibria.errors import EquilibriaError
 from equilibria.monitor.settings_log import SettingsLog
 from equilibria.optimizers.controllers import StandsFor
 from equilibria.optimizers.rules import GroupRule
-from equilibria.tensors.inner_products import MovesPass, ProductsPass
+from equilibria.tensors.device_queue import mark, seconds_between, sent_to_host
+from equilibria.tensors.inner_products import CopyPass, MovesPass, ProductsPass
 from equilibria.tensors.layout import aligned, as_real, copy_of, densify, flat, local
 from equilibria.tensors.parameters import Watched
 
@@ -74,6 +75,7 @@ class StepReading:
         steps_taken: step count in the optimizer's own state.
         found_inf: not 0 if a fused optimizer skips the step; None if it cannot skip.
         grad_scale: factor that the gradients still contain; None if they are unscaled.
+        marks: in the device's queue, before and after the work of reading; the last one follows the copies to the host.
     """
 
     count: int
@@ -97,6 +99,28 @@ class StepReading:
     steps_taken: float = 0.0
     found_inf: Tensor | None = None
     grad_scale: Tensor | None = None
+    marks: list[tuple[Any, Any]] = field(default_factory=list)
+
+    def send_to_host(self) -> None:
+        """Copy all numbers to main memory, without waiting for the device."""
+        begin = mark(self.products.device)
+        device = self.products.device
+        self.products = sent_to_host(self.products)
+        self.found_inf = None if self.found_inf is None else sent_to_host(self.found_inf)
+        self.grad_scale = None if self.grad_scale is None else sent_to_host(self.grad_scale)
+        self.marks.append((begin, mark(device)))
+
+    def has_arrived(self) -> bool:
+        """Whether the numbers are in main memory, after `send_to_host`."""
+        last = self.marks[-1][1]
+        return last is None or bool(last.query())
+
+    def wait(self) -> float:
+        """Wait until the numbers are in main memory; the seconds that reading took on the device."""
+        last = self.marks[-1][1]
+        if last is not None:
+            last.synchronize()
+        return sum(seconds_between(*pair) for pair in self.marks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +244,14 @@ class CopyProbe:
         self._version = -1  # of the weight that the copy equals; -1 if it equals none
         self._views: tuple[int, NDArray[Any] | None, NDArray[Any] | None] = (-1, None, None)
 
-    def remember(self, *, factor: float = 1.0) -> bool:
-        """Make the copy equal to the weight.
+    def remember(self, copies: CopyPass, *, factor: float = 1.0) -> bool:
+        """Make the copy equal to the weight, when ``copies`` run.
 
         If the last step was compared too, the copy already is the weight after it, unless somebody changed the weight
         in between: then copying is needed.
 
         Args:
+            copies: copies the weights, all of them together.
             factor: what controllers multiplied the weight by in between.
 
         Returns:
@@ -243,7 +268,7 @@ class CopyProbe:
         is_compared = is_fresh and (param.device.type == "cpu" or not is_untouched)
         is_same = not is_compared or self._has_same_entries(param, self._copy, factor)
         if not (is_untouched and is_same):
-            self._copy.copy_(param)
+            copies.add(self._copy, param)
         return is_same
 
     def _has_same_entries(self, param: Tensor, copy: Tensor, factor: float) -> bool:

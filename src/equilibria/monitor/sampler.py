@@ -122,6 +122,10 @@ class Sampler:
         finally:
             self._spent += time.perf_counter() - begun
 
+    def add_cost(self, seconds: float) -> None:
+        """Count time that a device spent on a sample: `attempt` measures what the host spends."""
+        self._spent += seconds
+
     def fail(self, error: Exception) -> None:
         """Stop, with one warning. The hooks stay on the optimizer: torch may be iterating over them."""
         if self.failure is None:

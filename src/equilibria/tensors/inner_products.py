@@ -1,8 +1,9 @@
 """Inner products of tensors row by row, with products and sums in float64.
 
 In main memory one compiled pass (numba) forms all products of all tensors and reads every number once, which costs
-hardly more than reading alone. Without numba torch forms them from short stretches converted to float64. On a device
-torch forms them one by one. A whole tensor is a matrix of one row.
+hardly more than reading alone. Without numba torch forms them from short stretches converted to float64. On a GPU two
+kernels (triton) do the same for all tensors together; elsewhere torch forms the products one by one. A whole tensor is
+a matrix of one row.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from equilibria.errors import warn_in_training
-from equilibria.tensors.layout import PLAIN
+from equilibria.errors import described, warn_in_training
+from equilibria.tensors.device_queue import has_queue
+from equilibria.tensors.layout import PLAIN, is_dense
 
 _STRETCH = 1 << 16  # numbers that are converted to float64 at a time
 _MANY = 1_000_000  # numbers in a pass from which on numba makes a difference that people notice
@@ -40,6 +42,7 @@ class _Pass:
     def __init__(self, sums: Tensor) -> None:
         self._sums, self._room = sums, len(sums)
         self._items: dict[torch.dtype | None, list[_Item]] = {}  # by the type that a compiled loop reads, or None
+        self._device_items: list[DeviceItem] = []
 
     @staticmethod
     def _by_torch(matrices: Matrices, shrink: float, out: Tensor) -> None:
@@ -61,11 +64,8 @@ class _Pass:
             raise ValueError(f"got {count} rows, for {self._room - row} of which there is room: the tensor has grown")
         size = first.numel()
         columns = size // count if count else 0
-        if not first.is_cpu:
-            matrices: Any = tuple(None if tensor is None else tensor.view(count, columns) for tensor in tensors)
-            self._by_torch(matrices, shrink, self._sums[row : row + count])
-            if refresh:
-                first.copy_(second)
+        if _is_on_device(first):
+            self._device_items.append(DeviceItem(tensors, count, row, shrink, refresh))
             return
         addresses = [0, 0, 0]
         for position, tensor in enumerate(tensors):
@@ -82,6 +82,12 @@ class _Pass:
 
     def run(self) -> None:
         """Form the products."""
+        if self._device_items:
+            for item in _launched(self._loop, self._device_items, self._sums):
+                matrices: Any = tuple(None if x is None else x.reshape(item.rows, -1) for x in item.tensors)
+                self._by_torch(matrices, item.shrink, self._sums[item.row : item.row + item.rows])
+                if item.refresh:
+                    item.tensors[0].copy_(item.tensors[1])
         if not self._items:
             return
         loops = _compiled_loops()
@@ -194,6 +200,39 @@ class MovesPass(_Pass):
         _add_move(*matrices, shrink, out)
 
 
+class CopyPass:
+    """Collects pairs of tensors, then copies the second of each into the first.
+
+    Example:
+        >>> copy, one_pass = torch.zeros(2), CopyPass()
+        >>> one_pass.add(copy, torch.tensor([1.0, 2.0]))
+        >>> one_pass.run()
+        >>> copy
+        tensor([1., 2.])
+    """
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, to: Tensor, source: Tensor) -> None:
+        """Copy ``source`` into ``to``, a tensor of the same shape and type, when the pass runs."""
+        self._pairs.append((to, source))
+
+    def run(self) -> None:
+        """Copy all of them."""
+        together = [
+            pair
+            for pair in self._pairs
+            if _is_on_device(pair[0]) and is_dense(pair[0]) and pair[0].stride() == pair[1].stride()
+        ]
+        items = [DeviceItem((to, source, None), 1, 0, 0.0, False) for to, source in together]
+        left = {id(item.tensors[0]) for item in _launched("copy", items, None)}
+        copied = {id(to) for to, _ in together} - left
+        for to, source in self._pairs:
+            if id(to) not in copied:
+                to.copy_(source)
+
+
 def products_of(first: Tensor, second: Tensor) -> tuple[float, float, float]:
     """<a, a>, <a, b> and <b, b> of two vectors; waits for their device.
 
@@ -262,6 +301,74 @@ def _stretches(tensors: Matrices, rows: int, columns: int) -> Iterator[Matrices]
             None if matrix is None else matrix[:, begin : begin + width].double().contiguous() for matrix in wide
         )
         yield part
+
+
+# ---- on a GPU
+
+
+class DeviceItem(NamedTuple):
+    """Up to three tensors of one shape on a device, as contiguous rows.
+
+    Attributes:
+        tensors: the tensors; None where there is none.
+        rows: into how many rows their numbers fall.
+        row: the row of the table of sums for the first of them.
+        shrink: share of the first that decay removed (moves only).
+        refresh: whether the first becomes the second (moves only).
+    """
+
+    tensors: Matrices
+    rows: int
+    row: int
+    shrink: float
+    refresh: bool
+
+
+def _is_on_device(tensor: Tensor) -> bool:
+    return not tensor.is_cpu
+
+
+def _launched(kernel: str, items: list[DeviceItem], sums: Tensor | None) -> list[DeviceItem]:
+    """Run a kernel over the items that it can read; returns the others, which are left to torch."""
+    if not items:
+        return items
+    device = items[0].tensors[0].device if sums is None else sums.device
+    kernels = _kernels(device)
+    if kernels is None:
+        return items
+    readable, others = [], []
+    for item in items:
+        tensors = [tensor for tensor in item.tensors if tensor is not None]
+        is_readable = all(
+            type(tensor) in PLAIN and tensor.dtype in kernels.KINDS and tensor.device == device for tensor in tensors
+        )
+        (readable if is_readable else others).append(item)
+    try:
+        if readable:
+            kernels.launch(kernel, readable, sums)
+    except Exception as error:  # no C compiler for triton's launcher, a GPU that it does not know
+        _say_that_kernels_fail(described(error))
+        return items
+    return others
+
+
+@cache
+def _kernels(device: torch.device) -> ModuleType | None:
+    """The kernels for a device; None without triton, which comes with torch for CUDA and ROCm."""
+    if not has_queue(device):
+        return None
+    try:
+        from equilibria.tensors import _product_kernels
+    except ImportError:
+        return None
+    return _product_kernels
+
+
+@cache
+def _say_that_kernels_fail(reason: str) -> None:
+    warn_in_training(
+        f"triton cannot run our kernels, so torch measures the weights, with many more launches: {reason}", UserWarning
+    )
 
 
 # ---- by torch: on a device, or on stretches in main memory

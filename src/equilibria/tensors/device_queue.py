@@ -1,0 +1,40 @@
+"""Work that waits in a GPU's queue: copies to main memory that nobody waits for, and the time that some work took.
+
+On any other device there is no queue to speak of: copies are made at once, and no time is measured.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def has_queue(device: torch.device) -> bool:
+    """Whether work on a device goes on after the call that asked for it: CUDA and ROCm."""
+    return device.type == "cuda"
+
+
+def mark(device: torch.device) -> Any:
+    """A mark in the device's queue, None where there is none; `seconds_between` measures from one to another."""
+    if not has_queue(device):
+        return None
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def seconds_between(begin: Any, end: Any) -> float:
+    """Seconds that the device took from one mark to a later one that it has passed; 0 without marks."""
+    return 0.0 if begin is None or end is None else float(begin.elapsed_time(end)) / 1e3
+
+
+def sent_to_host(tensor: Tensor) -> Tensor:
+    """A copy in main memory that holds the numbers once the device has passed a mark made after this call.
+
+    Where there is no queue, the tensor itself.
+    """
+    if not has_queue(tensor.device):
+        return tensor
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)

@@ -1,0 +1,49 @@
+"""Compiles the kernels for GPUs that are not here; prints the size of their code and spilled registers as JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import triton
+from triton.backends.compiler import GPUTarget
+
+from equilibria.tensors import _product_kernels as kernels
+
+TARGETS = {"A100": ("cuda", 80, 32), "H100": ("cuda", 90, 32), "MI300": ("hip", "gfx942", 64)}
+TYPES = {"work": "*i64", "_shrinks": "*fp32", "shrinks": "*fp32", "blocks": "*i64", "found": "*fp64"}
+TYPES |= {"_found": "*fp64", "units": "*i64", "sums": "*fp64", "width": "i32", "products": "i32"}
+CONSTANTS = {"LANES": kernels._LANES, "AT_ONCE": kernels._AT_ONCE}
+
+
+def compiled(name: str, target: tuple):
+    kernel = getattr(kernels, name)
+    signature = {argument: TYPES.get(argument, "constexpr") for argument in kernel.arg_names}
+    fixed = {(place,): CONSTANTS[arg] for place, arg in enumerate(kernel.arg_names) if arg in CONSTANTS}
+    source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=fixed)
+    return triton.compile(source, target=GPUTarget(*target), options={"num_warps": kernels.WARPS[name]})
+
+
+def spilled(assembly: dict, target: tuple) -> int:
+    """Bytes (NVIDIA) or registers (AMD) that a kernel keeps in memory for want of registers."""
+    if "amdgcn" in assembly:
+        counts = [line for line in assembly["amdgcn"].splitlines() if "gpr_spill_count:" in line]
+        assert counts
+        return sum(int(line.split(":")[1]) for line in counts)
+    arch = f"sm_{target[1]}" + ("a" if target[1] == 90 else "")
+    command = [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name={arch}", "-", "-o", "/dev/null"]
+    done = subprocess.run(command, input=assembly["ptx"], capture_output=True, text=True, check=True)
+    stores = [line for line in done.stderr.splitlines() if "bytes spill stores" in line]
+    assert stores
+    return sum(int(line.split(" bytes spill stores")[0].split()[-1]) for line in stores)
+
+
+if __name__ == "__main__":
+    report: dict[str, dict[str, dict[str, int]]] = {}
+    for gpu, target in TARGETS.items():
+        for name in kernels.WARPS:
+            assembly = compiled(name, target).asm
+            code = assembly.get("cubin") or assembly["hsaco"]
+            report.setdefault(gpu, {})[name] = {"bytes": len(code), "spilled": spilled(assembly, target)}
+    sys.stdout.write(json.dumps(report))

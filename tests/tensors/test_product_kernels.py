@@ -1,0 +1,219 @@
+"""The GPU kernels in triton's interpreter against float64, and compiled for GPUs that are not here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.tensors.test_inner_products import random, slow_move, slow_products, sums
+
+from equilibria.tensors import inner_products
+from equilibria.tensors.inner_products import CopyPass, DeviceItem, MovesPass, ProductsPass
+
+pytest.importorskip("triton")  # conftest.py has turned its interpreter on
+
+TYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    from equilibria.tensors import _product_kernels
+
+    return _product_kernels
+
+
+@pytest.fixture
+def on_device(monkeypatch, kernels):
+    """Tensors in main memory take the way of those on a GPU."""
+    launches = []
+    launch = kernels.launch
+
+    def counted(kernel, items, table):
+        launches.append((kernel, len(items)))
+        launch(kernel, items, table)
+
+    monkeypatch.setattr(kernels, "launch", counted)
+    monkeypatch.setattr(inner_products, "_is_on_device", lambda _tensor: True)
+    monkeypatch.setattr(inner_products, "_kernels", lambda _device: kernels)
+    return launches
+
+
+def bound(kernels, first, second):
+    """The largest error of sums of products, row by row."""
+    return kernels.ERROR * (first.double().abs() * second.double().abs()).sum(1).numpy() + 1e-300
+
+
+def assert_products(kernels, found, weight, gradient, buffer):
+    expected = slow_products(weight, gradient, buffer)
+    vectors = [weight, gradient, buffer]
+    for column, (i, j) in enumerate([(0, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 2)][: 3 if buffer is None else 6]):
+        error = np.abs(found[:, column].numpy() - expected[:, column])
+        assert (error <= bound(kernels, vectors[i], vectors[j])).all()
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("size", [1, 27, 1024, 16_385, 70_001])
+@pytest.mark.parametrize("with_buffer", [True, False])
+def test_products_are_within_their_error_bound(on_device, kernels, size, dtype, with_buffer):
+    weight, gradient = random(1, size, dtype=dtype), random(1, size, seed=1)
+    buffer = random(1, size, seed=2) if with_buffer else None
+    table = sums(1)
+    one_pass = ProductsPass(table)
+    one_pass.add(0, weight, gradient, buffer)
+    one_pass.run()
+    assert_products(kernels, table, weight, gradient, buffer)
+    assert on_device == [("sum_products", 1)]
+
+
+def test_one_launch_serves_all_tensors_rows_and_types(on_device, kernels):
+    shapes = [(3, 5), (1, 20_000), (7, 1), (0, 4), (2, 0), (40, 33)]
+    tensors = [
+        (random(*shape, seed=k, dtype=TYPES[k % 3]), random(*shape, seed=k + 50), random(*shape, seed=k + 90))
+        for k, shape in enumerate(shapes)
+    ]
+    table = sums(sum(rows for rows, _ in shapes))
+    one_pass, begin = ProductsPass(table), 0
+    for weight, gradient, buffer in tensors:
+        one_pass.add(begin, weight, gradient, buffer)
+        begin += len(weight)
+    one_pass.run()
+    assert on_device == [("sum_products", len(shapes))]
+    begin = 0
+    for weight, gradient, buffer in tensors:
+        assert_products(kernels, table[begin : begin + len(weight)], weight, gradient, buffer)
+        begin += len(weight)
+
+
+@pytest.mark.parametrize("refresh", [True, False])
+@pytest.mark.parametrize("with_gradient", [True, False])
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_moves_are_within_their_error_bound(on_device, kernels, dtype, with_gradient, refresh):
+    before = random(3, 6000, dtype=dtype)
+    after = (before.double() * (1 - 1e-3) + 1e-2 * random(3, 6000, seed=1).double()).to(dtype)
+    gradient, table, shrink = random(3, 6000, seed=2) if with_gradient else None, sums(3, 5), 1e-3
+    expected = slow_move(before, after, gradient, shrink)
+    move = (after.double() - before.double() + shrink * before.double()).abs()
+    kept = before.clone()
+    one_pass = MovesPass(table)
+    one_pass.add(0, before, after, gradient, shrink=shrink, refresh=refresh)
+    one_pass.run()
+    # e is rounded by 2^-24 of itself, and of what decay removed, twice
+    rounding = 2.0**-24 * (move + 3 * shrink * kept.double().abs())
+    off = {
+        3: bound(kernels, kept, move) + (kept.double().abs() * rounding).sum(1).numpy(),
+        4: bound(kernels, move, move) + 2.1 * (move * rounding).sum(1).numpy(),
+    }
+    for column in (0, 3, 4):
+        allowed = off.get(column, bound(kernels, kept, kept))
+        assert (np.abs(table[:, column].numpy() - expected[:, column]) <= allowed).all()
+    if with_gradient:
+        assert (np.abs(table[:, 1].numpy() - expected[:, 1]) <= bound(kernels, kept, gradient)).all()
+    else:
+        assert not table[:, 1:3].any()
+    assert torch.equal(before, after if refresh else kept)
+
+
+@settings(max_examples=20, deadline=None)
+@given(shapes=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3000)), min_size=1, max_size=6), seed=st.integers(0))
+def test_every_number_is_read_once(kernels, shapes, seed):
+    """Blocks and units cover all rows of any tensors without a gap or an overlap."""
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:
+        patch.setattr(inner_products, "_is_on_device", lambda _tensor: True)
+        patch.setattr(inner_products, "_kernels", lambda _device: kernels)
+        draw = np.random.default_rng(seed % 2**32)
+        tensors = [torch.from_numpy(draw.integers(-3, 4, shape).astype(np.float32)) for shape in shapes]
+        table = sums(sum(rows for rows, _ in shapes))
+        one_pass, begin = ProductsPass(table), 0
+        for tensor in tensors:
+            one_pass.add(begin, tensor, torch.ones_like(tensor), None)
+            begin += len(tensor)
+        one_pass.run()
+    rows = [row for tensor in tensors for row in tensor.numpy()]
+    expected = [[float((row * row).sum()), float(row.sum()), float(row.size)] for row in rows]
+    assert table[:, :3].tolist() == expected  # small integers: exact in float32
+
+
+def test_nan_and_infinity_stay_in_their_tensor(on_device, kernels):
+    good, bad = random(1, 100), random(1, 100, seed=1)
+    bad[0, 7], bad[0, 9] = torch.inf, torch.nan
+    table = sums(2)
+    one_pass = ProductsPass(table)
+    one_pass.add(0, bad, good, None)
+    one_pass.add(1, good, good, None)
+    one_pass.run()
+    assert table[0, 0].isnan()
+    assert table[0, 3:6].tolist() == [0, 0, 0]
+    assert_products(kernels, table[1:], good, good, None)
+
+
+def test_other_types_are_left_to_torch(on_device):
+    weight, gradient, table = random(1, 50, dtype=torch.float64), random(1, 50, seed=1), sums(2)
+    one_pass = ProductsPass(table)
+    one_pass.add(0, weight, gradient.double(), None)
+    one_pass.add(1, gradient, gradient, None)
+    one_pass.run()
+    assert on_device == [("sum_products", 1)]
+    assert table[:, :3].numpy() == pytest.approx(
+        np.concatenate([slow_products(weight, gradient), slow_products(gradient, gradient)])[:, :3]
+    )
+
+
+def test_copies_are_made_together(on_device):
+    sources = [random(5, 7), random(3, 4, dtype=torch.bfloat16), random(6, 2).T, random(8, dtype=torch.float64)]
+    copies, one_pass = [torch.empty_like(source) for source in sources], CopyPass()
+    for copy, source in zip(copies, sources, strict=True):
+        one_pass.add(copy, source)
+    one_pass.run()
+    assert on_device == [("copy", 3)]
+    assert all(torch.equal(copy, source) for copy, source in zip(copies, sources, strict=True))
+
+
+def test_a_kernel_that_fails_leaves_the_work_to_torch(on_device, kernels, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr(kernels, "launch", fail)
+    inner_products._say_that_kernels_fail.cache_clear()
+    weight, table = random(1, 50), sums(1)
+    one_pass = ProductsPass(table)
+    one_pass.add(0, weight, weight, None)
+    with pytest.warns(UserWarning, match="torch measures the weights, with many more launches: RuntimeError: no C"):
+        one_pass.run()
+    assert table[0, :3].numpy() == pytest.approx(slow_products(weight, weight)[0, :3])
+
+
+# ---- compiled for GPUs that are not here
+
+GPUS = ("A100", "H100", "MI300")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Bytes of code and spilled registers of every kernel and GPU, from a process without the interpreter."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
+    command = [sys.executable, "-m", "tests.helpers.compile_kernels"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("kernel", ["sum_products", "sum_moves", "copy", "add_up"])
+def test_the_kernels_compile_without_spilling_registers(compiled, kernel, gpu):
+    assert compiled[gpu][kernel]["bytes"] > 1000
+    assert compiled[gpu][kernel]["spilled"] == 0
+
+
+def test_items_are_described_alike(kernels):
+    item = DeviceItem((torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bfloat16), None), 2, 5, 0.5, True)
+    first, second, third, *rest = kernels._described(item)
+    assert (first, second, third) == (item.tensors[0].data_ptr(), item.tensors[1].data_ptr(), 0)
+    assert rest == [0, 1, -1, 1]
