@@ -331,9 +331,9 @@ def page(rows: list[Measured], per_row: float, recorded: int, load: float) -> st
         "## Computed: 1 B and 100 B parameters",
         "",
         "From the counts above, for a transformer with six matrices a layer, embedding and head, all of them watched "
-        f"as whole tensors, AdamW with float32 weights, and a sample every {SAMPLE_SECONDS} s. Not measured: GPUs, "
-        "where torch computes the inner products one by one and reads the numbers several times, and networks between "
-        "machines.",
+        f"as whole tensors, AdamW with float32 weights, and a sample every {SAMPLE_SECONDS} s. Not measured: GPUs and "
+        "networks between machines. On a GPU three launches of our own read each number once (`benchmarks/launches.md` "
+        "counts them); without triton torch forms the products one by one and reads the numbers several times.",
         "",
         "| | " + " | ".join(LARGE) + " |",
         "|---|" + "---|" * len(LARGE),

@@ -9,6 +9,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
+LINUX_ONLY = ("triton",)
 DEMO = ("equilibria[fast]", "scikit-learn", "hatchling", "editables")  # the last two install the checkout itself
 
 
@@ -28,7 +29,7 @@ def main() -> None:
     """Both files, sorted by name, without this package itself."""
     versions = {canonicalize_name(found.name): f"{found.name}=={found.version}" for found in distributions()}
     pinned = {
-        name: line.partition("+")[0]
+        name: line.partition("+")[0] + ('; sys_platform == "linux"' if name in LINUX_ONLY else "")
         for name, line in versions.items()
         if name not in {"equilibria", "pip", "setuptools"}
     }

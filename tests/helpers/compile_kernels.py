@@ -14,6 +14,7 @@ from equilibria.tensors import _product_kernels as kernels
 TARGETS = {"A100": ("cuda", 80, 32), "H100": ("cuda", 90, 32), "MI300": ("hip", "gfx942", 64)}
 TYPES = {"work": "*i64", "_shrinks": "*fp32", "shrinks": "*fp32", "blocks": "*i64", "found": "*fp64"}
 TYPES |= {"_found": "*fp64", "units": "*i64", "sums": "*fp64", "width": "i32", "products": "i32"}
+TYPES |= {"item": "*i64", "offset": "*i64", "out": "*fp64", "count": "i32"}
 CONSTANTS = {"LANES": kernels._LANES, "AT_ONCE": kernels._AT_ONCE}
 
 

@@ -13,9 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tensors.test_inner_products import random, slow_move, slow_products, sums
+from torch import nn
 
-from equilibria.tensors import inner_products
+from equilibria.tensors import device_queue, inner_products, subsample
 from equilibria.tensors.inner_products import CopyPass, DeviceItem, MovesPass, ProductsPass
+from equilibria.tensors.parameters import Watched
+from equilibria.tensors.subsample import Subsample
 
 pytest.importorskip("triton")  # conftest.py has turned its interpreter on
 
@@ -40,8 +43,8 @@ def on_device(monkeypatch, kernels):
         launch(kernel, items, table)
 
     monkeypatch.setattr(kernels, "launch", counted)
-    monkeypatch.setattr(inner_products, "_is_on_device", lambda _tensor: True)
-    monkeypatch.setattr(inner_products, "_kernels", lambda _device: kernels)
+    monkeypatch.setattr(device_queue, "is_on_device", lambda _tensor: True)
+    monkeypatch.setattr(inner_products, "kernels_for", lambda _device: kernels)
     return launches
 
 
@@ -126,8 +129,8 @@ def test_every_number_is_read_once(kernels, shapes, seed):
     """Blocks and units cover all rows of any tensors without a gap or an overlap."""
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
-        patch.setattr(inner_products, "_is_on_device", lambda _tensor: True)
-        patch.setattr(inner_products, "_kernels", lambda _device: kernels)
+        patch.setattr(device_queue, "is_on_device", lambda _tensor: True)
+        patch.setattr(inner_products, "kernels_for", lambda _device: kernels)
         draw = np.random.default_rng(seed % 2**32)
         tensors = [torch.from_numpy(draw.integers(-3, 4, shape).astype(np.float32)) for shape in shapes]
         table = sums(sum(rows for rows, _ in shapes))
@@ -176,6 +179,25 @@ def test_copies_are_made_together(on_device):
     assert all(torch.equal(copy, source) for copy, source in zip(copies, sources, strict=True))
 
 
+@pytest.mark.parametrize("axis", [None, 0])
+def test_a_few_coordinates_of_all_tensors_are_read_together(monkeypatch, kernels, axis):
+    params = [nn.Parameter(x) for x in (random(40, 50), random(6, 5).T, random(3, 4, dtype=torch.bfloat16))]
+    units = [1 if axis is None else len(param) for param in params]
+    watched = [
+        Watched(f"w{k}", (), param, 0, 0, axis, units[k], param.numel() // units[k], 0)
+        for k, param in enumerate(params)
+    ]
+    others = [random(*param.shape, seed=k) for k, param in enumerate(params)]
+    plain = Subsample(watched)
+    expected = plain.weights(), plain.of(others)
+    monkeypatch.setattr(device_queue, "is_on_device", lambda _tensor: True)
+    monkeypatch.setattr(subsample, "kernels_for", lambda _device: kernels)
+    gathered = Subsample(watched)
+    for found, slow in zip((gathered.weights(), gathered.of(others)), expected, strict=True):
+        assert isinstance(found, torch.Tensor)
+        assert found.numpy().tolist() == slow.tolist()
+
+
 def test_a_kernel_that_fails_leaves_the_work_to_torch(on_device, kernels, monkeypatch):
     def fail(*_):
         raise RuntimeError("no C compiler")
@@ -206,7 +228,7 @@ def compiled(tmp_path_factory):
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("kernel", ["sum_products", "sum_moves", "copy", "add_up"])
+@pytest.mark.parametrize("kernel", ["sum_products", "sum_moves", "copy", "add_up", "gather_numbers"])
 def test_the_kernels_compile_without_spilling_registers(compiled, kernel, gpu):
     assert compiled[gpu][kernel]["bytes"] > 1000
     assert compiled[gpu][kernel]["spilled"] == 0

@@ -35,7 +35,7 @@ ERROR: Final = 17 * 2.0**-24
 KINDS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The types of numbers that the kernels read."""
 
-WARPS: Final = {"sum_products": 8, "sum_moves": 8, "copy": 8, "add_up": 4}
+WARPS: Final = {"sum_products": 8, "sum_moves": 8, "copy": 8, "add_up": 4, "gather_numbers": 8}
 """Groups of threads with which each kernel is compiled."""
 
 _LANES = 1024
@@ -66,6 +66,23 @@ def launch(kernel: str, items: Sequence[DeviceItem], sums: Tensor | None) -> Non
             add_up[(len(units),)](
                 units, found, sums, sums.stride(0), products, AT_ONCE=_AT_ONCE, num_warps=WARPS["add_up"]
             )
+
+
+def gather(tensors: Sequence[Tensor], item: Tensor, offset: Tensor, out: Tensor) -> None:
+    """Read some numbers of many tensors in one launch.
+
+    Args:
+        tensors: on one device, with types in `KINDS`.
+        item: for every number its tensor, by the index in ``tensors``.
+        offset: for every number its place in the memory of the tensor.
+        out: float64 or float32, one entry per number.
+    """
+    rows = tuple((tensor.data_ptr(), KINDS[tensor.dtype]) for tensor in tensors)
+    work, count = _on_device(rows, out.device), len(out)
+    with torch.cuda.device(out.device) if out.device.type == "cuda" else torch.no_grad():
+        gather_numbers[(-(-count // _LANES),)](
+            work, item, offset, out, count, LANES=_LANES, num_warps=WARPS["gather_numbers"]
+        )
 
 
 def _described(item: DeviceItem) -> tuple[int, ...]:
@@ -235,6 +252,20 @@ def add_up(units, found, sums, width, products, AT_ONCE: tl.constexpr):
         total += tl.sum(tl.load(found + 8 * blocks[:, None] + columns[None, :], mask=inside, other=0.0), axis=0)
     to, is_product = sums + width * row + columns, columns < products
     tl.store(to, tl.load(to, mask=is_product) + total, mask=is_product)
+
+
+@triton.jit
+def gather_numbers(work, item, offset, out, count, LANES: tl.constexpr):
+    """Write one number of some tensor to every entry of ``out``; ``work`` has the tensors' addresses and types."""
+    places = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    inside = places < count
+    row = work + 2 * tl.load(item + places, mask=inside, other=0)
+    address, kind = tl.load(row, mask=inside, other=0), tl.load(row + 1, mask=inside, other=0)
+    at = tl.load(offset + places, mask=inside, other=0)
+    full = tl.load((address + 4 * at).to(tl.pointer_type(tl.float32)), mask=inside & (kind == 0), other=0.0)
+    brain = tl.load((address + 2 * at).to(tl.pointer_type(tl.bfloat16)), mask=inside & (kind == 1), other=0.0)
+    half = tl.load((address + 2 * at).to(tl.pointer_type(tl.float16)), mask=inside & (kind == 2), other=0.0)
+    tl.store(out + places, full + brain.to(tl.float32) + half.to(tl.float32), mask=inside)
 
 
 _KERNELS: Final = {"sum_products": sum_products, "sum_moves": sum_moves, "copy": copy}

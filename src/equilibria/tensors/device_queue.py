@@ -16,6 +16,11 @@ def has_queue(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def is_on_device(tensor: Tensor) -> bool:
+    """Whether a tensor's numbers are elsewhere than in main memory."""
+    return not tensor.is_cpu
+
+
 def mark(device: torch.device) -> Any:
     """A mark in the device's queue, None where there is none; `seconds_between` measures from one to another."""
     if not has_queue(device):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from equilibria.errors import described, warn_in_training
-from equilibria.tensors.device_queue import has_queue
+from equilibria.tensors import device_queue
 from equilibria.tensors.layout import PLAIN, is_dense
 
 _STRETCH = 1 << 16  # numbers that are converted to float64 at a time
@@ -64,7 +64,7 @@ class _Pass:
             raise ValueError(f"got {count} rows, for {self._room - row} of which there is room: the tensor has grown")
         size = first.numel()
         columns = size // count if count else 0
-        if _is_on_device(first):
+        if device_queue.is_on_device(first):
             self._device_items.append(DeviceItem(tensors, count, row, shrink, refresh))
             return
         addresses = [0, 0, 0]
@@ -223,7 +223,7 @@ class CopyPass:
         together = [
             pair
             for pair in self._pairs
-            if _is_on_device(pair[0]) and is_dense(pair[0]) and pair[0].stride() == pair[1].stride()
+            if device_queue.is_on_device(pair[0]) and is_dense(pair[0]) and pair[0].stride() == pair[1].stride()
         ]
         items = [DeviceItem((to, source, None), 1, 0, 0.0, False) for to, source in together]
         left = {id(item.tensors[0]) for item in _launched("copy", items, None)}
@@ -324,16 +324,12 @@ class DeviceItem(NamedTuple):
     refresh: bool
 
 
-def _is_on_device(tensor: Tensor) -> bool:
-    return not tensor.is_cpu
-
-
 def _launched(kernel: str, items: list[DeviceItem], sums: Tensor | None) -> list[DeviceItem]:
     """Run a kernel over the items that it can read; returns the others, which are left to torch."""
     if not items:
         return items
     device = items[0].tensors[0].device if sums is None else sums.device
-    kernels = _kernels(device)
+    kernels = kernels_for(device)
     if kernels is None:
         return items
     readable, others = [], []
@@ -353,9 +349,9 @@ def _launched(kernel: str, items: list[DeviceItem], sums: Tensor | None) -> list
 
 
 @cache
-def _kernels(device: torch.device) -> ModuleType | None:
+def kernels_for(device: torch.device) -> ModuleType | None:
     """The kernels for a device; None without triton, which comes with torch for CUDA and ROCm."""
-    if not has_queue(device):
+    if not device_queue.has_queue(device):
         return None
     try:
         from equilibria.tensors import _product_kernels

@@ -17,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from equilibria.tensors import device_queue
+from equilibria.tensors.inner_products import kernels_for
 from equilibria.tensors.layout import PLAIN, as_real, is_sharded, local
 from equilibria.tensors.parameters import Watched
 
@@ -46,7 +48,8 @@ class Subsample:
         self.tensors = [index for index, param in enumerate(self._params) if _is_readable(param)]
         begins = np.cumsum([0, *(layer.units for layer in watched)])
         self._entries = {index: _Entries(watched[index]) for index in self.tensors}
-        elsewhere = [self._params[index].device for index in self.tensors if not self._params[index].is_cpu]
+        on_device = [device_queue.is_on_device(self._params[index]) for index in self.tensors]
+        elsewhere = [self._params[index].device for index, is_on in zip(self.tensors, on_device, strict=True) if is_on]
         self._device = elsewhere[0] if elsewhere else torch.device("cpu")
         self._by_numpy = not elsewhere
         units = [self._entries[index].units for index in self.tensors]
@@ -61,6 +64,7 @@ class Subsample:
         edges = np.cumsum([0, *(unit * count for unit, count in zip(units, counts, strict=True))]).tolist()
         self._slices = {index: slice(*edges[place : place + 2]) for place, index in enumerate(self.tensors)}
         self._size = edges[-1]
+        self._places: dict[tuple[tuple[int, ...], ...], tuple[Tensor, Tensor]] = {}  # by the strides of all tensors
 
     def slice_of(self, tensor: int) -> slice:
         """The part of a vector that holds the coordinates of a tensor."""
@@ -69,6 +73,8 @@ class Subsample:
     def weights(self) -> Vector:
         """The present weights."""
         out: Vector = self._empty()
+        if self._gathered(out, self._params):
+            return out
         for index, where in self._slices.items():
             param, entries = self._params[index], self._entries[index]
             if isinstance(out, np.ndarray) and entries.reads_in_place(param):
@@ -80,10 +86,38 @@ class Subsample:
     def of(self, tensors: Sequence[Tensor | None]) -> Vector:
         """The same coordinates of other tensors of the same shapes, one for each of ``watched``; NaN where None."""
         out: Vector = self._empty()
+        if self._gathered(out, tensors):
+            return out
         for index, where in self._slices.items():
             tensor = tensors[index]
             out[where] = math.nan if tensor is None else _like(out, self._entries[index].of(tensor))
         return out
+
+    def _gathered(self, out: Vector, tensors: Sequence[Tensor | None]) -> bool:
+        """Whether one kernel has read the coordinates of all tensors: on a GPU, of tensors in their plain form."""
+        kernels = None if isinstance(out, np.ndarray) else kernels_for(out.device)
+        if kernels is None or isinstance(out, np.ndarray):
+            return False
+        wanted = [tensors[index] for index in self.tensors]
+        plain = [
+            tensor
+            for tensor in wanted
+            if type(tensor) in PLAIN and tensor.dtype in kernels.KINDS and tensor.device == out.device
+        ]
+        if len(plain) < len(wanted) or any(tensor.is_neg() for tensor in plain):
+            return False
+        strides = tuple(tensor.stride() for tensor in plain)
+        if strides not in self._places:
+            offsets = [
+                self._entries[index].offsets_of(tensor) for index, tensor in zip(self.tensors, plain, strict=True)
+            ]
+            items = np.repeat(np.arange(len(plain)), [len(part) for part in offsets])
+            self._places[strides] = (
+                torch.from_numpy(items).to(out.device),
+                torch.from_numpy(np.concatenate(offsets)).to(out.device),
+            )
+        kernels.gather(plain, *self._places[strides], out)
+        return True
 
     def sums(self, values: Vector) -> Vector:
         """The sum over the coordinates of every unit."""
@@ -142,7 +176,7 @@ class _Entries:
         """The coordinates of a weight in main memory, without an operation of torch unless the weight has moved."""
         if self._address != param.data_ptr() or self._view is None:
             self._view, self._address = _memory(param.detach()).numpy(), param.data_ptr()
-            self._places = self._offsets_of(param)
+            self._places = self.offsets_of(param)
         return self._view.take(self._places)
 
     def of(self, tensor: Tensor) -> Tensor | NDArray[Any]:
@@ -150,15 +184,16 @@ class _Entries:
         if (
             type(tensor) in PLAIN and tensor.is_cpu and tensor.dtype in _NUMPY and tensor.is_contiguous()
         ):  # the fast case
-            return tensor.detach().resolve_neg().numpy().reshape(-1).take(self._offsets_of(tensor))
+            return tensor.detach().resolve_neg().numpy().reshape(-1).take(self.offsets_of(tensor))
         own = local(tensor)
         if own.is_cpu and own.dtype in _NUMPY:
-            return _memory(own).numpy().take(self._offsets_of(own))
+            return _memory(own).numpy().take(self.offsets_of(own))
         if self._on_device is None or self._on_device[0] != own.stride() or self._on_device[1].device != own.device:
-            self._on_device = own.stride(), torch.as_tensor(self._offsets_of(own), device=own.device)
+            self._on_device = own.stride(), torch.as_tensor(self.offsets_of(own), device=own.device)
         return _memory(own).index_select(0, self._on_device[1])
 
-    def _offsets_of(self, tensor: Tensor) -> NDArray[np.int64]:
+    def offsets_of(self, tensor: Tensor) -> NDArray[np.int64]:
+        """The places of the coordinates in the memory of a tensor with these strides."""
         strides = tensor.stride()
         if strides not in self._offsets:
             pairs = zip(self._coordinates, strides, strict=True)
