@@ -25,7 +25,7 @@ def mark(device: torch.device) -> Any:
     """A mark in the device's queue, None where there is none; `seconds_between` measures from one to another."""
     if not has_queue(device):
         return None
-    event = torch.cuda.Event(enable_timing=True)
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event
 

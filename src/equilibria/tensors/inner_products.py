@@ -332,7 +332,8 @@ def _launched(kernel: str, items: list[DeviceItem], sums: Tensor | None) -> list
     kernels = kernels_for(device)
     if kernels is None:
         return items
-    readable, others = [], []
+    readable: list[DeviceItem] = []
+    others: list[DeviceItem] = []
     for item in items:
         tensors = [tensor for tensor in item.tensors if tensor is not None]
         is_readable = all(

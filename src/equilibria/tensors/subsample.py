@@ -102,7 +102,10 @@ class Subsample:
         plain = [
             tensor
             for tensor in wanted
-            if type(tensor) in PLAIN and tensor.dtype in kernels.KINDS and tensor.device == out.device
+            if tensor is not None
+            and type(tensor) in PLAIN
+            and tensor.dtype in kernels.KINDS
+            and tensor.device == out.device
         ]
         if len(plain) < len(wanted) or any(tensor.is_neg() for tensor in plain):
             return False
