@@ -21,9 +21,9 @@ def sgd(model: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def names(model, optimizers=None, *, select=None, by_row=False):
+def names(model, optimizers=None, *, select=None, granularity="tensor"):
     trained_by = optimizers if optimizers is not None else [sgd(model)]
-    return [tensor.name for tensor in find_watched(model, trained_by, select=select, by_row=by_row)]
+    return [tensor.name for tensor in find_watched(model, trained_by, select=select, granularity=granularity)]
 
 
 # ---- names
@@ -81,7 +81,7 @@ def test_names_that_would_become_the_same_are_left_alone():
 def test_a_tied_weight_is_watched_once_under_its_first_name():
     model = nn.ModuleDict({"embed": nn.Embedding(5, 4), "head": nn.Linear(4, 5, bias=False)})
     model["head"].weight = model["embed"].weight
-    (only,) = find_watched(model, [sgd(model)], select=None, by_row=False)
+    (only,) = find_watched(model, [sgd(model)], select=None, granularity="tensor")
     assert (only.name, only.aliases) == ("embed.weight", ("head.weight",))
     assert names(model, select=["head.weight"]) == ["embed.weight"]
 
@@ -95,7 +95,7 @@ def test_parametrised_weights():
 
     parametrize.register_parametrization(model[1], "weight", Doubled())
     assert names(model) == ["0.weight.original0", "0.weight.original1", "1.weight"]
-    assert find_watched(model, [sgd(model)], select="1.weight", by_row=False)[0].param is (
+    assert find_watched(model, [sgd(model)], select="1.weight", granularity="tensor")[0].param is (
         model[1].parametrizations.weight.original
     )
 
@@ -116,7 +116,7 @@ def test_several_optimizers_and_groups():
     model = net()
     first = torch.optim.SGD([{"params": [model[0].bias]}, {"params": [model[0].weight]}], lr=0.1)
     second = torch.optim.AdamW([model[3].weight])
-    watched = find_watched(model, [first, second], select=None, by_row=False)
+    watched = find_watched(model, [first, second], select=None, granularity="tensor")
     assert [(tensor.name, tensor.optimizer, tensor.group) for tensor in watched] == [
         ("0.weight", 0, 1),
         ("3.weight", 1, 0),
@@ -125,7 +125,7 @@ def test_several_optimizers_and_groups():
 
 def test_a_tensor_of_two_optimizers_has_two_names():
     model = net()
-    watched = find_watched(model, [sgd(model), sgd(model[3])], select=None, by_row=True)
+    watched = find_watched(model, [sgd(model), sgd(model[3])], select=None, granularity="row")
     watched_names = [name for tensor in watched for name in tensor.unit_names]
     assert len(set(watched_names)) == len(watched_names) == 4 + 2 + 2
     assert watched[-1].name == "3.weight (optimizer 1)"
@@ -191,7 +191,7 @@ def test_flattened_parameters_raise():
 
 
 def rows_of(model: nn.Module) -> dict[str, tuple[int | None, int, int]]:
-    watched = find_watched(model, [sgd(model)], select="*", by_row=True)
+    watched = find_watched(model, [sgd(model)], select="*", granularity="row")
     return {tensor.name: (tensor.axis, tensor.units, tensor.entries) for tensor in watched}
 
 
@@ -219,14 +219,14 @@ def test_rows_of_transposed_convolutions_also_if_parametrised():
 def test_entries_are_real_numbers():
     model = nn.Linear(3, 4, dtype=torch.complex64)
     assert rows_of(model)["weight"] == (0, 4, 6)
-    assert find_watched(model, [sgd(model)], select=None, by_row=False)[0].entries == 24
+    assert find_watched(model, [sgd(model)], select=None, granularity="tensor")[0].entries == 24
 
 
 def test_units_are_named_by_their_row():
     model = nn.Linear(3, 2)
-    (watched,) = find_watched(model, [sgd(model)], select=None, by_row=True)
+    (watched,) = find_watched(model, [sgd(model)], select=None, granularity="row")
     assert watched.unit_names == ["weight[0]", "weight[1]"]
-    (whole,) = find_watched(model, [sgd(model)], select=None, by_row=False)
+    (whole,) = find_watched(model, [sgd(model)], select=None, granularity="tensor")
     assert whole.unit_names == ["weight"]
 
 
