@@ -53,16 +53,17 @@ class Config:
     seeds: tuple[int, ...] = (20, 21, 22, 23, 24, 25, 26, 27)
     lr: float = 3e-3
     weight_decay: float = 1.0
+    betas: tuple[float, float] = (0.9, 0.95)
     width: int = 64
     layers: int = 2
     heads: int = 4
     context: int = 64
     batch_size: int = 8
-    steps: int = 1200
-    before: int = 300
-    drop: int = 600
+    steps: int = 1000
+    before: int = 400
+    drop: int = 700
     factor: float = 0.5
-    after: int = 1000
+    after: int = 800
     watch_every: int = 5
     measure_every: int = 300
     characters: int = 0
@@ -129,7 +130,7 @@ def optimizer(config: Config, net: GPT) -> Optimizer:
     matrices = [param for param in net.parameters() if param.ndim >= 2]
     others = [param for param in net.parameters() if param.ndim < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.lr)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas)
 
 
 def next_character_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -262,7 +263,7 @@ def numbers_of(config: Config, run: Arrays) -> dict[str, Array]:
     the length of an update over lr, from before.
     """
     step, angle, norm = run["sampled_step"], run["angle"], run["norm"]
-    rule = AdamW(config.lr, config.weight_decay)
+    rule = law(config)
     before, after = (
         (low <= step) & (step < high) for low, high in ((config.before, config.drop), (config.after, config.steps))
     )
@@ -278,9 +279,8 @@ def numbers_of(config: Config, run: Arrays) -> dict[str, Array]:
     def ratio(g: Array | float) -> Array:
         return _rms(angle[after]) / _rms(lr * np.sqrt(size_sq / predicted(g)))
 
-    law = predicted_angle(config)
     return {
-        "law_ratio": _rms(angle[before]) / law,
+        "law_ratio": _rms(angle[before]) / predicted_angle(config),
         "gain": gain,
         "gain_after": gain_after,
         "angle": ratio(gain),
@@ -302,7 +302,12 @@ def _rms(values: Array) -> Array:
 
 def predicted_angle(config: Config) -> float:
     """Radians per step in equilibrium before the change, the same for every scale-invariant tensor."""
-    return float(AdamW(config.lr, config.weight_decay).equilibrium().angle)
+    return float(law(config).equilibrium().angle)
+
+
+def law(config: Config) -> AdamW:
+    """The rule of the decayed tensors before the change."""
+    return AdamW(config.lr, config.weight_decay, betas=config.betas)
 
 
 def collect(config: Config, results: TaskResults) -> Outcome:
@@ -317,7 +322,7 @@ def collect(config: Config, results: TaskResults) -> Outcome:
     numbers = {
         model: {
             "predicted_angle": predicted_angle(config),
-            "invariant_gain": growth_gain(AdamW(config.lr, config.weight_decay)),
+            "invariant_gain": growth_gain(law(config)),
             "tensors": [{**asdict(tensor), "as_predicted": tensor.as_predicted} for tensor in table],
             "test_loss": [float(run["test_loss"][-1]) for run in runs[model]],
         }
@@ -378,7 +383,7 @@ def draw(config: Config, results: TaskResults) -> Figures:
         table = tensors(config, [results[key(model, seed)] for seed in config.seeds])
         gains, ratios = axes[2 * row : 2 * row + 2]
         _draw_dots(gains, table, "gain")
-        gains.axvline(growth_gain(AdamW(config.lr)), color=THEORY, lw=0.8, ls="--")
+        gains.axvline(growth_gain(law(config)), color=THEORY, lw=0.8, ls="--")
         gains.set_xscale("log")
         for place, tensor in enumerate(table):
             ratios.plot(np.mean(tensor.angle_as_invariant), place, "o", mfc="none", color=THEORY, ms=3.5)

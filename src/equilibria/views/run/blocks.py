@@ -1,4 +1,4 @@
-"""Update ratio and growth gain block by block, one line per kind of tensor, as people draw coordinate checks."""
+"""Update ratio, update per entry and growth gain block by block, one line per kind of tensor, as people draw coordinate checks."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from equilibria.views.words import text
 _COLOURS = 12  # of the page
 _PICTURES = (
     ("relative_update", "update ratio ‖Δw‖ / ‖w‖ per step", True),
+    ("update_per_entry", "change of an entry per step, root mean square", True),
     ("gain", "growth gain G", False),
 )
 _CAPTION = (
@@ -36,9 +37,7 @@ def block_section(layers: Sequence[LayerSummary]) -> str:
     blocks = list(dict.fromkeys(block_of(member.name) or "" for kind in kinds for member in kind.members))
     places = {block: place for place, block in enumerate(blocks)}
     pictures = [
-        svg_chart(
-            _lines(kinds, places, field), x=f"block ({len(blocks):,} in the order of the model)", y=words, log=log
-        )
+        svg_chart(_lines(kinds, places, field), x="(number of the block)", y=words, log=log)
         for field, words, log in _PICTURES
     ]
     if not any(pictures):
