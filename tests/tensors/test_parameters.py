@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from equilibria.errors import EquilibriaError
-from equilibria.tensors.parameters import find_watched, plain_name, unwrap_optimizer
+from equilibria.tensors.parameters import checked_granularity, find_watched, plain_name, unwrap_optimizer
 
 
 def net() -> nn.Sequential:
@@ -262,3 +262,43 @@ def test_an_optimizer_that_names_itself_is_found():
 def test_a_bad_optimizer_raises(thing):
     with pytest.raises(EquilibriaError, match=f"got optimizer of type {type(thing).__name__}"):
         unwrap_optimizer(thing)
+
+
+# ---- granularity
+
+
+class Mixture(nn.Module):
+    """An embedding, three stacked experts, a convolution with a kernel of three axes, and a token of three axes."""
+
+    def __init__(self, experts: int = 3) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        self.up = nn.Parameter(torch.zeros(experts, 4, 6))
+        self.conv = nn.Conv1d(4, 2, 3)
+        self.token = nn.Parameter(torch.zeros(1, 1, 4))
+
+
+def units(granularity, model=None):
+    model = model or Mixture()
+    watched = find_watched(model, [sgd(model)], select=None, granularity=granularity)
+    return {tensor.name: (tensor.axis, tensor.units, tensor.entries) for tensor in watched}
+
+
+def test_stacked_matrices_count_as_so_many_tensors():
+    whole = {"conv.weight": (None, 1, 24), "token": (None, 1, 4), "embedding.weight": (None, 1, 20)}
+    assert units("tensor") == whole | {"up": (0, 3, 24)}
+    assert units("tensor", Mixture(experts=65))["up"] == (None, 1, 65 * 24)
+    assert units({"up": "tensor"})["up"] == (None, 1, 72)
+
+
+def test_rows_of_named_tensors_are_watched_one_by_one_and_the_first_pattern_counts():
+    assert units({"embedding.*": "row"})["embedding.weight"] == (0, 5, 4)
+    assert units({"embedding.*": "row"})["conv.weight"] == (None, 1, 24)
+    assert units({"conv.weight": "tensor", "*": "row"})["conv.weight"] == (None, 1, 24)
+    assert units({"conv.weight": "tensor", "*": "row"})["embedding.weight"] == (0, 5, 4)
+
+
+@pytest.mark.parametrize("granularity", ["rows", {"embedding.weight": "rows"}, {3: "row"}])
+def test_another_granularity_raises(granularity):
+    with pytest.raises(EquilibriaError, match="granularity"):
+        checked_granularity(granularity)
