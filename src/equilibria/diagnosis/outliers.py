@@ -249,10 +249,9 @@ def _rows_at_rest(
     numbers = [member.name.removeprefix(name) for member in still]
     steps = run.taken.columns["step"]
     router = "if these are experts, look at the router: no token came to them at these steps"
-    tokens = (
-        "nothing needs doing if these tokens or classes are not in the data. To keep such rows as they are: "
-        f"put {name} into a parameter group with weight_decay=0"
-    )
+    tokens = "nothing needs doing if these tokens or classes are not in the data"
+    if any(member.weight_decay for member in still):
+        tokens += f". To keep such rows as they are: put {name} into a parameter group with weight_decay=0"
     return Finding(
         "warning" if is_stack else "note",
         f"{len(still):,} of {counted(len(kind.members), *noun)} of {name} did not turn at any sample",

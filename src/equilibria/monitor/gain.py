@@ -149,7 +149,10 @@ class GainPredictor:
                 before = np.where(kept, before, np.where(within, here + self._unknown, np.nan))
             angle = rule.lr * np.sqrt(self._speed_sq.value / before)
             self._state = before if skipped else _advanced(before, fed, last, power)
-            taken = between if skipped else _Stretch(*(a + b for a, b in zip(between, last, strict=True)))
+            taken = between
+            if not skipped:
+                steps = between.steps + last.steps
+                taken = _Stretch(between.decay + last.decay, between.lr_sq + last.lr_sq, steps)
             after = np.log(measured.ww if skipped else measured.norm_sq_after)
             turn_sq = np.square(measured.angle / (np.nan if skipped or not rule.lr else rule.lr))
             growth = after - self._log_norm_sq + 2 * taken.decay
@@ -274,11 +277,10 @@ def _advanced(state: Array, fed: Array, stretch: _Stretch, power: int) -> Array:
     if not stretch.steps:
         return state
     rate = 2 * power * stretch.decay
-    if isinstance(rate, float):
-        left, share = math.exp(-rate), -math.expm1(-rate) / rate if rate > 0 else 1.0
-    else:
-        left, share = np.exp(-rate), np.where(rate > 0, -np.expm1(-rate) / rate, 1.0)
-    return np.asarray(state * left + fed * (power * stretch.lr_sq * share))
+    lr_sq = power * stretch.lr_sq
+    if isinstance(rate, float):  # a number for all weights, without numpy's overhead
+        return state * math.exp(-rate) + fed * (lr_sq * (-math.expm1(-rate) / rate if rate > 0 else 1.0))
+    return np.asarray(state * np.exp(-rate) + fed * (lr_sq * np.where(rate > 0, -np.expm1(-rate) / rate, 1.0)))
 
 
 @lru_cache(maxsize=128)
