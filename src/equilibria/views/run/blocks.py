@@ -1,4 +1,4 @@
-"""Update ratio, update per entry and growth gain block by block, one line per kind of tensor, as people draw coordinate checks."""
+"""Update ratio, update per entry and growth gain over the blocks of a network, as people draw coordinate checks."""
 
 from __future__ import annotations
 
