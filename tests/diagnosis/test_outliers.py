@@ -144,6 +144,14 @@ def test_norms_of_a_pretrained_network_differ_and_are_no_finding():
     assert found(changes) == []
 
 
+def test_tensors_of_another_shape_start_and_step_otherwise_without_a_finding():
+    rows, metadata = samples({ONE: {"norm": 4.0, "update_norm": 3.0}})
+    metadata["params"][7]["shape"] = [64, 16]
+    assert metadata["params"][7]["name"] == ONE
+    run = sampled_run(rows, metadata=metadata)
+    assert list(outliers(run, summarise_run(run))) == []
+
+
 def test_rows_without_gradient_are_counted_with_what_decay_did_to_them():
     names = [f"embedding.weight[{row}]" for row in range(8)]
     rest = {"angle": 1e-7, "grad_norm": 0.0}

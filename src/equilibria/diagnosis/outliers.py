@@ -8,6 +8,7 @@ are no findings by themselves: in healthy networks the first block differs by fa
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from statistics import median
 
@@ -54,9 +55,16 @@ def outliers(run: SampledRun, summaries: Sequence[LayerSummary]) -> Iterator[Fin
     across = [kind for kind in kinds if not is_row_kind(kind.kind)]
     other_lr = yield from _settings(run, across, "lr")
     yield from _settings(run, across, "weight_decay")
-    yield from _steps(run, across, known={*resting, *other_lr})
-    yield from _starts(run, across)
+    equal = [Siblings(kind.kind, _of_usual_shape(kind)) for kind in across]
+    yield from _steps(run, equal, known={*resting, *other_lr})
+    yield from _starts(run, equal)
     yield from _frozen(run, across)
+
+
+def _of_usual_shape(kind: Siblings) -> tuple[LayerSummary, ...]:
+    """The members with the most frequent shape: initial values, and the steps of Muon, depend on the shape."""
+    ((usual, _),) = Counter(member.shape for member in kind.members).most_common(1)
+    return tuple(member for member in kind.members if member.shape == usual)
 
 
 # ---- settings
