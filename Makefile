@@ -87,6 +87,7 @@ docs-generated: setup  ## write again the pages that come from laws, results and
 	$(BIN)/python docs/corrections.py
 	$(BIN)/python docs/which_optimizers.py
 	$(BIN)/python docs/transformer.py
+	OMP_NUM_THREADS=1 $(BIN)/python docs/transformer_in_five_minutes.py
 	OMP_NUM_THREADS=1 $(BIN)/python docs/what_watch_tells.py
 
 lock: setup  ## write the lock files from what is installed

@@ -1,4 +1,4 @@
-"""Writes docs/papers/transformer.md from the committed result: which tensors of a small GPT turn as the law says.
+"""Writes docs/papers/transformer.md from the committed result: the growth gain of every matrix of a small GPT.
 
 `make docs-generated` runs it; a test compares the page with what it would write.
 """
@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 from equilibria.lab.harness.claim import mean_interval
@@ -20,24 +22,24 @@ HEAD = """# A small GPT
 
 <!-- Written by docs/transformer.py from results/eq-transformer: do not edit. -->
 
-The papers study convolutions followed by BatchNorm, trained with SGD. Which of their laws hold for a transformer
-trained with AdamW? The law for AdamW is `rules.AdamW`: at lr {lr:g} and weight decay {weight_decay:g} a matrix that is
-scale-invariant by itself turns by {angle:.4f} rad per step, whatever its size. The tables show every matrix of a GPT of
-{layers} layers, {width} wide, in steps {begin:,} to {end:,} of a training, over {seeds} seeds; plain, and with
-normalised queries and keys. It is trained on the language reference that ships with Python (`pydoc_data.topics`, Python
-Software Foundation License), character by character.
+The papers study convolutions followed by BatchNorm, trained with SGD. What do their laws say about a transformer
+trained with AdamW? A matrix that is scale-invariant by itself turns by {angle:.4f} rad per step at lr {lr:g} and
+weight decay {weight_decay:g}, whatever its size (`rules.AdamW`). Plain, no matrix of a GPT is; with normalised queries
+and keys, queries and keys are. Every other matrix has a [growth gain](../concepts/gain.md) G of its own, where an
+invariant one has F = {invariant_gain:.0f}.
 
-![Angle of every matrix over the law's, and the gradient along it](../../results/eq-transformer/desk/transformer.png)
+The tables show every matrix of a GPT of {layers} blocks, {width} wide, over {seeds} seeds. G is measured in steps
+{before:,} to {drop:,}. Then lr is halved, and norm and angle in steps {after:,} to {steps:,} are predicted from G,
+norm and update size before the change. It is trained on the language reference that ships with Python
+(`pydoc_data.topics`, Python Software Foundation License), character by character.
 
-- Plain, no matrix is invariant by itself: normalisation precedes the matrices here, and queries matter only
-  through their product with keys. The law then misses most of them, by up to {worst:.0f} %.
-- With normalised queries and keys, queries and keys are: they turn as predicted, and no other kind of matrix does as a
-  whole.
-- Of the other matrices, those that the loss makes smaller mostly turn faster, and those that it makes larger slower:
-  their norm is not the one at which weight decay balances the steps. The table says where this does not explain the
-  speed. Joint invariance does not fix the norm of a single matrix: Adam divides each matrix's gradient by its own size.
-  As one vector, the matrices that write into the stream turn {plain:.2f} times as far as the law says, and {qk:.2f}
-  times with normalised queries and keys.
+![Growth gain of every matrix, and angle over prediction](../../results/eq-transformer/desk/transformer.png)
+
+- Over all matrices the angle is {plain_angle:.0f} % off its prediction (with normalised queries and keys
+  {qk_angle:.0f} %), the norm {plain_norm:.0f} % ({qk_norm:.0f} %): mean of |ln|. With F in place of G the angle is
+  {plain_invariant:.0f} % ({qk_invariant:.0f} %) off.
+- G belongs to a matrix, but is no constant: at half the lr it is {grown:.1f} times as large in the median. What it
+  predicts is the next few hundred steps.
 
 A matrix is within 10 % if its whole interval is. `equilibria.symmetries` computes the second column
 ([symmetries](../symmetries.md)); [RESULTS](../../results/RESULTS.md) has the claims with their intervals and verdicts.
@@ -52,29 +54,42 @@ def page() -> str:
     """The whole page."""
     result = json.loads(RESULT.read_text(encoding="utf-8"))
     config, models = result["config"], result["numbers"]
+    shares = {
+        f"{model.partition('-')[0]}_{word}": _percent(models[model]["tensors"], field)
+        for model in TITLES
+        for word, field in (("angle", "angle"), ("norm", "norm"), ("invariant", "angle_as_invariant"))
+    }
+    rows = [row for model in TITLES for row in models[model]["tensors"]]
+    grown = median(after / before for row in rows for after, before in zip(row["gain_after"], row["gain"], strict=True))
+    settings = ("lr", "weight_decay", "layers", "width", "before", "drop", "after", "steps")
     head = HEAD.format(
-        **{name: config[name] for name in ("lr", "weight_decay", "layers", "width")},
-        begin=config["window"][0],
-        end=config["window"][1],
+        **{name: config[name] for name in settings},
+        **shares,
         seeds=len(config["seeds"]),
         angle=models["plain"]["predicted_angle"],
-        plain=mean_interval(models["plain"]["stream_angle_over_law"])[0],
-        qk=mean_interval(models["qk-norm"]["stream_angle_over_law"])[0],
-        worst=100 * max(abs(mean_interval(row["angle_over_law"])[0] - 1) for row in models["plain"]["tensors"]),
+        invariant_gain=models["plain"]["invariant_gain"],
+        grown=grown,
     )
     return head + "".join(_table(title, models[name]["tensors"]) for name, title in TITLES.items())
 
 
+def _percent(rows: list[Mapping[str, Any]], field: str) -> float:
+    """Mean |ln| of a ratio over matrices and seeds, in per cent."""
+    return 100 * fmean(abs(math.log(ratio)) for row in rows for ratio in row[field])
+
+
 def _table(title: str, rows: list[Mapping[str, Any]]) -> str:
-    head = "| matrix | invariant | angle / law (95 %) | within 10 % | why |\n|---|---|---|---|---|\n"
+    head = "| matrix | invariant | G (95 %) | angle / predicted (95 %) | within 10 % | with F |\n" + 6 * "|---" + "|\n"
     return f"\n## {title}\n\n{head}" + "\n".join(map(_row, rows)) + "\n"
 
 
 def _row(row: Mapping[str, Any]) -> str:
-    middle, (low, high) = mean_interval(row["angle_over_law"])
+    gain, (gain_low, gain_high) = mean_interval(row["gain"])
+    middle, (low, high) = mean_interval(row["angle"])
     return (
-        f"| `{row['tensor'].removesuffix('.weight')}` | {row['how'].replace('.weight', '')} "
-        f"| {middle:.2f} ({low:.2f} to {high:.2f}) | {'yes' if row['as_predicted'] else 'no'} | {row['why']} |"
+        f"| `{row['name'].removesuffix('.weight')}` | {row['how'].replace('.weight', '')} "
+        f"| {gain:.3g} ({gain_low:.3g} to {gain_high:.3g}) | {middle:.2f} ({low:.2f} to {high:.2f}) "
+        f"| {'yes' if row['as_predicted'] else 'no'} | {fmean(row['angle_as_invariant']):.2f} |"
     )
 
 

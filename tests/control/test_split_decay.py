@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from torch.nn import functional
 
 from equilibria.control import FoldedWeightDecay, regroup, split_decay
 from equilibria.errors import EquilibriaError
-from equilibria.lab.nets import BasicBlockResNet
+from equilibria.lab.nets import GPT, BasicBlockResNet
 from equilibria.objectives._objective import objective
 from equilibria.symmetry import symmetries
 
@@ -30,7 +32,7 @@ def test_invariant_parameters_decay_and_others_do_not():
     }  # jointly invariant: a convolution and norm follow
     convs = {f"{name}.conv.weight" for name in ("stem", "blocks.0.first", "blocks.0.second")}
     assert set(split.decayed) == convs | inner | {"head.weight"}
-    assert "shrink" in split.kept["blocks.0.second.norm.weight"]
+    assert "the gradient holds its size" in split.kept["blocks.0.second.norm.weight"]
     assert "scale-invariant (rows)" in split.decayed["stem.conv.weight"]
     assert "not scale-invariant" in split.decayed["head.weight"]
 
@@ -89,12 +91,13 @@ class PreNorm(nn.Module):
         return self.head(self.last(features))
 
 
-def test_what_is_called_invariant_is_so_all_at_once():
+def test_the_groups_of_invariant_weights_may_be_scaled_all_at_once():
     torch.manual_seed(0)
     net = PreNorm()
     sym = measured(net, 4)
     split = split_decay(net, weight_decay=0.1, invariant=sym)
-    invariant = {name for name, reason in split.decayed.items() if ": scale-invariant" in reason}
+    chosen = {id(param) for param in split.groups[0]["params"]}
+    invariant = {name for name, param in net.named_parameters() if id(param) in chosen}
     assert invariant == sym.largest_uniform() - set(sym.no_effect)
     precise = PreNorm().double()
     precise.load_state_dict(net.state_dict())
@@ -105,9 +108,23 @@ def test_what_is_called_invariant_is_so_all_at_once():
         for name in invariant:
             precise.get_parameter(name).mul_(3.0)
     assert torch.allclose(precise(inputs), before, rtol=1e-10, atol=1e-10)
-    other = ({"linear1.weight", "linear2.weight"} - invariant).pop()
-    assert "not scale-invariant beside the others (jointly with" in split.decayed[other]
-    assert "; also against" in sym.how[other] or "and against" in sym.how[other]
+    either = [split.decayed[f"linear{number}.weight"] for number in (1, 2)]
+    assert all("not scale-invariant by itself (jointly with" in reason for reason in either)
+
+
+def test_equivalent_layers_of_a_transformer_get_the_same_reason():
+    """Value and output projection may each take the place of the other; all blocks are alike."""
+    torch.manual_seed(0)
+    net = GPT(16, 8, layers=2, heads=2, context=4)
+    tokens = [(torch.randint(16, (4, 4)), torch.randint(16, (4, 4))) for _ in range(2)]
+    sym = symmetries(
+        objective(net, lambda scores, labels: functional.cross_entropy(scores.flatten(0, 1), labels.flatten())), tokens
+    )
+    split = split_decay(net, weight_decay=0.1, invariant=sym)
+    reasons = {re.sub(r"\(.*\)", "()", reason.partition(": ")[2]) for reason in split.decayed.values()}
+    assert reasons == {"not scale-invariant by itself (); decay, gradient and random steps set its norm"}
+    reasons = {re.sub(r"\(.*\)", "()", reason.partition(": ")[2]) for reason in split.kept.values()}
+    assert all(reason.endswith("the gradient holds its size, decay would shift it") for reason in reasons)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+from collections import OrderedDict
 from dataclasses import asdict
 
 import pytest
@@ -409,3 +411,27 @@ def test_batches_may_be_dicts_with_labels():
 
 def test_a_file_may_be_named_in_place_of_its_module(project):
     assert run("./doctored.py:make").exit_code == run("doctored:make").exit_code == 0
+
+
+def test_a_tensor_with_other_settings_than_its_siblings_is_named():
+    torch.manual_seed(0)
+    up = nn.Linear(4, 4)
+    blocks = [nn.Sequential(OrderedDict(up=copy.deepcopy(up), activation=nn.Tanh())) for _ in range(4)]
+    model = nn.Sequential(OrderedDict(blocks=nn.Sequential(*blocks)))
+    odd = model.blocks[2].up.weight
+    groups = [{"params": [p for p in model.parameters() if p is not odd]}, {"params": [odd], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.1)
+    batch = torch.randn(8, 4), torch.randint(4, (8,))
+    setup = TrainingSetup(model, optimizer, [batch], nn.functional.cross_entropy)
+    findings = {finding.subject: finding.evidence for finding in examine(setup).findings}
+    assert findings["blocks.2.up.weight"] == "weight decay 0, but 0.1 for the other 3 of its kind"
+
+
+def test_a_matrix_that_is_not_invariant_has_a_time_constant_and_no_angle():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    setup = TrainingSetup(model, optimizer, [(torch.randn(8, 4), torch.randint(3, (8,)))], nn.functional.cross_entropy)
+    weight, bias = examine(setup).rows
+    assert (weight.angle, weight.time_constant) == (None, pytest.approx(1 / (2 * 1e-3 * 0.1)))
+    assert bias.time_constant is None

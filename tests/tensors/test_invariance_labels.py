@@ -82,11 +82,13 @@ def test_rows_that_stand_in_groups_are_not_predicted_one_by_one():
     symmetries = find_symmetries(eq.objective(net, functional.cross_entropy), [data])
     assert symmetries.rows["0.weight"].invariant == (True, True)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-    by_row, whole = (
-        with_invariance(find_watched(net, [optimizer], select=["0.weight"], by_row=by_row), symmetries, model=net)[0]
-        for by_row in (True, False)
+    row, whole = (
+        with_invariance(
+            find_watched(net, [optimizer], select=["0.weight"], granularity=granularity), symmetries, model=net
+        )[0]
+        for granularity in ("row", "tensor")
     )
-    assert by_row.invariant == (False,) * 8
+    assert row.invariant == (False,) * 8
     assert whole.invariant == (True,)
 
 

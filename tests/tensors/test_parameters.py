@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from equilibria.errors import EquilibriaError
-from equilibria.tensors.parameters import find_watched, plain_name, unwrap_optimizer
+from equilibria.tensors.parameters import checked_granularity, find_watched, plain_name, unwrap_optimizer
 
 
 def net() -> nn.Sequential:
@@ -21,9 +21,9 @@ def sgd(model: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def names(model, optimizers=None, *, select=None, by_row=False):
+def names(model, optimizers=None, *, select=None, granularity="tensor"):
     trained_by = optimizers if optimizers is not None else [sgd(model)]
-    return [tensor.name for tensor in find_watched(model, trained_by, select=select, by_row=by_row)]
+    return [tensor.name for tensor in find_watched(model, trained_by, select=select, granularity=granularity)]
 
 
 # ---- names
@@ -81,7 +81,7 @@ def test_names_that_would_become_the_same_are_left_alone():
 def test_a_tied_weight_is_watched_once_under_its_first_name():
     model = nn.ModuleDict({"embed": nn.Embedding(5, 4), "head": nn.Linear(4, 5, bias=False)})
     model["head"].weight = model["embed"].weight
-    (only,) = find_watched(model, [sgd(model)], select=None, by_row=False)
+    (only,) = find_watched(model, [sgd(model)], select=None, granularity="tensor")
     assert (only.name, only.aliases) == ("embed.weight", ("head.weight",))
     assert names(model, select=["head.weight"]) == ["embed.weight"]
 
@@ -95,7 +95,7 @@ def test_parametrised_weights():
 
     parametrize.register_parametrization(model[1], "weight", Doubled())
     assert names(model) == ["0.weight.original0", "0.weight.original1", "1.weight"]
-    assert find_watched(model, [sgd(model)], select="1.weight", by_row=False)[0].param is (
+    assert find_watched(model, [sgd(model)], select="1.weight", granularity="tensor")[0].param is (
         model[1].parametrizations.weight.original
     )
 
@@ -116,7 +116,7 @@ def test_several_optimizers_and_groups():
     model = net()
     first = torch.optim.SGD([{"params": [model[0].bias]}, {"params": [model[0].weight]}], lr=0.1)
     second = torch.optim.AdamW([model[3].weight])
-    watched = find_watched(model, [first, second], select=None, by_row=False)
+    watched = find_watched(model, [first, second], select=None, granularity="tensor")
     assert [(tensor.name, tensor.optimizer, tensor.group) for tensor in watched] == [
         ("0.weight", 0, 1),
         ("3.weight", 1, 0),
@@ -125,7 +125,7 @@ def test_several_optimizers_and_groups():
 
 def test_a_tensor_of_two_optimizers_has_two_names():
     model = net()
-    watched = find_watched(model, [sgd(model), sgd(model[3])], select=None, by_row=True)
+    watched = find_watched(model, [sgd(model), sgd(model[3])], select=None, granularity="row")
     watched_names = [name for tensor in watched for name in tensor.unit_names]
     assert len(set(watched_names)) == len(watched_names) == 4 + 2 + 2
     assert watched[-1].name == "3.weight (optimizer 1)"
@@ -191,7 +191,7 @@ def test_flattened_parameters_raise():
 
 
 def rows_of(model: nn.Module) -> dict[str, tuple[int | None, int, int]]:
-    watched = find_watched(model, [sgd(model)], select="*", by_row=True)
+    watched = find_watched(model, [sgd(model)], select="*", granularity="row")
     return {tensor.name: (tensor.axis, tensor.units, tensor.entries) for tensor in watched}
 
 
@@ -219,14 +219,14 @@ def test_rows_of_transposed_convolutions_also_if_parametrised():
 def test_entries_are_real_numbers():
     model = nn.Linear(3, 4, dtype=torch.complex64)
     assert rows_of(model)["weight"] == (0, 4, 6)
-    assert find_watched(model, [sgd(model)], select=None, by_row=False)[0].entries == 24
+    assert find_watched(model, [sgd(model)], select=None, granularity="tensor")[0].entries == 24
 
 
 def test_units_are_named_by_their_row():
     model = nn.Linear(3, 2)
-    (watched,) = find_watched(model, [sgd(model)], select=None, by_row=True)
+    (watched,) = find_watched(model, [sgd(model)], select=None, granularity="row")
     assert watched.unit_names == ["weight[0]", "weight[1]"]
-    (whole,) = find_watched(model, [sgd(model)], select=None, by_row=False)
+    (whole,) = find_watched(model, [sgd(model)], select=None, granularity="tensor")
     assert whole.unit_names == ["weight"]
 
 
@@ -262,3 +262,43 @@ def test_an_optimizer_that_names_itself_is_found():
 def test_a_bad_optimizer_raises(thing):
     with pytest.raises(EquilibriaError, match=f"got optimizer of type {type(thing).__name__}"):
         unwrap_optimizer(thing)
+
+
+# ---- granularity
+
+
+class Mixture(nn.Module):
+    """An embedding, three stacked experts, a convolution with a kernel of three axes, and a token of three axes."""
+
+    def __init__(self, experts: int = 3) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        self.up = nn.Parameter(torch.zeros(experts, 4, 6))
+        self.conv = nn.Conv1d(4, 2, 3)
+        self.token = nn.Parameter(torch.zeros(1, 1, 4))
+
+
+def units(granularity, model=None):
+    model = model or Mixture()
+    watched = find_watched(model, [sgd(model)], select=None, granularity=granularity)
+    return {tensor.name: (tensor.axis, tensor.units, tensor.entries) for tensor in watched}
+
+
+def test_stacked_matrices_count_as_so_many_tensors():
+    whole = {"conv.weight": (None, 1, 24), "token": (None, 1, 4), "embedding.weight": (None, 1, 20)}
+    assert units("tensor") == whole | {"up": (0, 3, 24)}
+    assert units("tensor", Mixture(experts=65))["up"] == (None, 1, 65 * 24)
+    assert units({"up": "tensor"})["up"] == (None, 1, 72)
+
+
+def test_rows_of_named_tensors_are_watched_one_by_one_and_the_first_pattern_counts():
+    assert units({"embedding.*": "row"})["embedding.weight"] == (0, 5, 4)
+    assert units({"embedding.*": "row"})["conv.weight"] == (None, 1, 24)
+    assert units({"conv.weight": "tensor", "*": "row"})["conv.weight"] == (None, 1, 24)
+    assert units({"conv.weight": "tensor", "*": "row"})["embedding.weight"] == (0, 5, 4)
+
+
+@pytest.mark.parametrize("granularity", ["rows", {"embedding.weight": "rows"}, {3: "row"}])
+def test_another_granularity_raises(granularity):
+    with pytest.raises(EquilibriaError, match="granularity"):
+        checked_granularity(granularity)

@@ -20,10 +20,10 @@ class Holder(nn.Module):
             self.register_parameter(f"p{index}", nn.Parameter(param, requires_grad=True))
 
 
-def subsample(*params, by_row=False):
+def subsample(*params, granularity="tensor"):
     model = Holder(*params)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    watched = find_watched(model, [optimizer], select=lambda name, tensor: True, by_row=by_row)
+    watched = find_watched(model, [optimizer], select=lambda name, tensor: True, granularity=granularity)
     return Subsample(watched), model
 
 
@@ -69,7 +69,7 @@ def test_reads_the_coordinates_of_any_layout(layout, by_numpy):
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "channels last"])
 def test_reads_every_row(layout):
     torch.manual_seed(0)
-    sample, model = subsample(LAYOUTS[layout](), by_row=True)
+    sample, model = subsample(LAYOUTS[layout](), granularity="row")
     rows = list(slow_units(sample, model, True))
     assert len(rows) == len(sample.rows) == len(next(model.parameters()))
     assert len(rows[0]) == min(max(64, 1024 // len(rows)), next(model.parameters())[0].numel())

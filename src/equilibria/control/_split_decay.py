@@ -43,8 +43,9 @@ def split_decay(model: nn.Module, *, weight_decay: float, invariant: Invariant |
     """Split the trained parameters of a model into groups with and without weight decay.
 
     A scale-invariant weight needs decay: decay does not regularise it but sets how fast it turns, and without decay its
-    effective learning rate falls as its norm grows. A scale or bias that is not invariant should not decay: that would
-    shrink what the network computes. A matrix that is not invariant decays, as is usual, which regularises it.
+    effective learning rate falls as its norm grows. The norm of another matrix is set by decay, by the gradient and by
+    random steps together (its growth gain, `equilibria.theory.gain`); it decays, as is usual. A scale or bias that is
+    not invariant does not decay: the gradient holds its size, and decay would shift it.
 
     Args:
         model: the network.
@@ -154,12 +155,14 @@ def decay_reason(name: str, param: Tensor, role: str, symmetries: Symmetries) ->
     how = symmetries.how[name]
     if name in symmetries.no_effect:
         return False, f"{role}: nothing depends on it"
-    if is_scale_invariant(name, symmetries):
+    if name in symmetries.alone:
         return True, f"{role}: scale-invariant ({how}); decay sets how fast it turns"
-    why = f"not scale-invariant{f' beside the others ({how})' if _gives_way(name, symmetries) else ''}"
+    why = "not scale-invariant" if how == "no" else f"not scale-invariant by itself ({how})"
     if param.ndim >= 2:
-        return True, f"{role}: {why}; decay regularises it"
-    return False, f"{role}: {why}; decay would shrink what the network computes"
+        return True, f"{role}: {why}; decay, gradient and random steps set its norm"
+    if is_scale_invariant(name, symmetries):
+        return True, f"{role}: {why}; decay sets how fast they turn together"
+    return False, f"{role}: {why}; the gradient holds its size, decay would shift it"
 
 
 def is_scale_invariant(name: str, symmetries: Symmetries) -> bool:
@@ -169,11 +172,6 @@ def is_scale_invariant(name: str, symmetries: Symmetries) -> bool:
     those in `Symmetries.largest_uniform` count: the others' norms then matter.
     """
     return name in symmetries.alone or (name in symmetries.largest_uniform() and name not in symmetries.no_effect)
-
-
-def _gives_way(name: str, symmetries: Symmetries) -> bool:
-    """Whether a tensor is invariant only if others, which are counted as invariant, keep their norm."""
-    return min(symmetries.jointly.get(name, {"": -1}).values()) > 0
 
 
 def _reason(param: Tensor, role: str, *, is_invariant: bool) -> tuple[bool, str]:

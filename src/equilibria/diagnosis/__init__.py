@@ -3,6 +3,7 @@
 - `diagnose`: every check of a run, most serious findings first; `summarise_and_diagnose`: the summaries as well.
 - `summary`: one summary per layer, over its last samples.
 - `siblings`: layers of one kind across the blocks of a network, and those unlike their siblings.
+- `outliers`: findings about tensors unlike their siblings.
 - `invariance`: whether a weight looks scale-invariant, without `symmetries`.
 - `layers`: the evidence about one layer, with a number for every assumption of the predictions.
 - `equilibrium`: findings about layers far from equilibrium, disturbed by a change, or without one.
@@ -28,6 +29,7 @@ import pyarrow as pa
 from equilibria.diagnosis import assumptions, equilibrium, faults, noise, spikes
 from equilibria.diagnosis.identities import check_run
 from equilibria.diagnosis.layers import Layer, layers_of
+from equilibria.diagnosis.outliers import outliers
 from equilibria.diagnosis.run import SampledRun, sampled_run
 from equilibria.diagnosis.series import Series
 from equilibria.diagnosis.summary import LayerSummary, summarise_run
@@ -69,6 +71,9 @@ def summarise_and_diagnose(
     def vanishing_gradient(layers: list[Layer]) -> Iterable[Finding]:
         return assumptions.vanishing_gradient(layers, run.loss)
 
+    def unlike_siblings(run: SampledRun) -> Iterable[Finding]:
+        return outliers(run, summaries)
+
     jumps = _guarded(spikes.spikes, run)
     # Of a diverged run nobody wants to read that a layer gets to its equilibrium by itself.
     steady = [] if any(finding.kind == "diverged" for finding in jumps) else layers
@@ -79,6 +84,7 @@ def summarise_and_diagnose(
         *_guarded(faults.skipped, series),
         *_guarded(faults.angle_not_delivered, run),
         *jumps,
+        *(_guarded(unlike_siblings, run) if steady else ()),
         *_guarded(equilibrium.decay_missing, steady),
         *_guarded(assumptions.rounded_away, layers),
         *_guarded(vanishing_gradient, steady),

@@ -13,7 +13,7 @@ import pyarrow as pa
 from equilibria.diagnosis.invariance import decay_in_force, looks_invariant
 from equilibria.diagnosis.metadata import entries_by_name, rules_from_metadata
 from equilibria.diagnosis.series import SETTINGS, Array, Series, by_parameter, steps_taken
-from equilibria.diagnosis.siblings import is_plain_sequence, kind_key, kind_of
+from equilibria.diagnosis.siblings import is_plain_sequence, is_row_kind, kind_key, kind_of
 from equilibria.records._metrics import metric_series
 from equilibria.theory.rules import Rule
 
@@ -118,7 +118,7 @@ def _with_siblings(
     """
     kinds = [
         None
-        if entry.get("invariant") is not None or is_plain_sequence(kind := kind_of(name)) or kind.endswith("[*]")
+        if entry.get("invariant") is not None or is_plain_sequence(kind := kind_of(name)) or is_row_kind(kind)
         else kind_key(name, tuple(entry["shape"]) if "shape" in entry else None)
         for name, entry in zip(names, entries, strict=True)
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -27,6 +27,8 @@ LEAST_SIBLINGS = 3
 UNLIKE = 1.5
 """The factor against the median of its siblings from which a tensor counts as unlike them."""
 
+_MAJORITY = 2 / 3  # of the siblings, whose setting is the usual one
+_SAME = 1e-3  # relative difference of two settings that count as equal
 _SCATTER = 3  # and so many times the median distance of the siblings from their median, on a log scale
 _NUMBER = re.compile(r"(?:^|(?<=[._]))\d+(?=\.)")
 _PLACE = re.compile(r"(?:^|(?<=[._]))\d+(?:\.\d+)*\.[^.]*$")  # numbers right before the last word
@@ -145,6 +147,11 @@ def kind_key(name: str, shape: tuple[int, ...] | None) -> tuple[object, ...]:
     return kind, shape if shape is None or is_plain_sequence(kind) else (len(shape), shape[2:])
 
 
+def is_row_kind(kind: str) -> bool:
+    """Whether a kind counts the rows of one tensor, or the matrices of one stack."""
+    return kind.endswith("[*]")
+
+
 def is_plain_sequence(kind: str) -> bool:
     """Whether a kind counts places in a sequence, not blocks: such layers may have different surroundings."""
     return kind.rpartition(".")[0].endswith("*")
@@ -166,6 +173,36 @@ def unlike_by_block(row: Siblings, field: str) -> dict[str, float]:
     own = len(set(blocks.values())) == len(blocks)
     names = short_names(list(blocks.values())) if own else {name: name for name in blocks}
     return {names[blocks[name] if own else name]: factor for name, factor in row.unlike(field).items()}
+
+
+def unusual_settings(values: Mapping[str, float]) -> tuple[float, list[str]] | None:
+    """The setting that at least two thirds of some siblings share, and the names of those that have another.
+
+    Args:
+        values: lr or weight decay, by name.
+
+    Returns:
+        None for fewer than three siblings, where all agree, and where no setting is shared by so many.
+
+    Example:
+        >>> unusual_settings({"h.0": 0.1, "h.1": 0.1, "h.2": 0.0, "h.3": 0.1})
+        (0.1, ['h.2'])
+        >>> unusual_settings({"h.0": 0.1, "h.1": 0.09, "h.2": 0.081})  # falls from block to block
+    """
+    usual = next((value for value in values.values() if _share_of(value, values) >= _MAJORITY), None)
+    if usual is None or len(values) < LEAST_SIBLINGS:
+        return None
+    others = [name for name, value in values.items() if not math.isclose(value, usual, rel_tol=_SAME)]
+    return (usual, others) if others else None
+
+
+def _share_of(value: float, values: Mapping[str, float]) -> float:
+    return sum(math.isclose(value, other, rel_tol=_SAME) for other in values.values()) / len(values)
+
+
+def is_minority(count: int, total: int) -> bool:
+    """Whether so few of all siblings look like an accident, not like a choice."""
+    return count <= (1 - _MAJORITY) * total
 
 
 def far_from_median(values: dict[str, float]) -> dict[str, float]:

@@ -101,6 +101,8 @@ class LayerSummary:
         no_gain: why there is neither a gain nor another prediction: a clause about one layer and one about several,
             with {} for their names; None if there is one.
         budget: why the norm changed over the window.
+        relative_update: root mean square of ||w' - w|| / ||w|| per step.
+        update_per_entry: root mean square change of an entry per step.
     """
 
     name: str
@@ -145,6 +147,8 @@ class LayerSummary:
     gain_error: float | None = None
     no_gain: tuple[str, str] | None = None
     budget: LayerBudget | None = None
+    relative_update: float | None = None
+    update_per_entry: float | None = None
 
     @property
     def by_gain(self) -> bool:
@@ -267,6 +271,9 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     table |= {"first_lr": _first(moved, "lr"), "peak_lr": _peak_lr(taken), "last_lr": taken.last("lr")}
     table |= {"angle_error": _angle_error(recent, longer), "cosine": _rms(longer, longer.columns["cosine"])}
     table |= {"mean_cosine": taken.mean(taken.columns["cosine"])}
+    per_entry = np.sqrt([max(float(entry.get("entries", 0)), 1.0) for entry in run.entries])
+    table |= {"relative_update": _rms(recent, recent.columns["relative_update"])}
+    table |= {"update_per_entry": _rms(recent, recent.columns["update_norm"]) / per_entry}
     over_run = _rms(taken, taken.columns["angle"]).astype(np.float32)  # the last digits depend on the other layers
     table |= {"first_norm": _first(taken, "norm"), "angle_over_run": over_run.astype(np.float64)}
     invariant = run.invariant

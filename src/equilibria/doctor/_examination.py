@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from equilibria.control._split_decay import decay_reason, is_scale_invariant
+from equilibria.diagnosis.siblings import is_plain_sequence, kind_key, kind_of, unusual_settings
 from equilibria.doctor._setup import TrainingSetup, input_and_target
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, Severity, joined, warnings_first
@@ -21,6 +22,7 @@ from equilibria.optimizers.rules import rule_of_group
 from equilibria.symmetry import Symmetries, symmetries
 from equilibria.tensors.parameters import names_of, roles_of
 from equilibria.theory.identified import Identified
+from equilibria.theory.requested import norm_power
 from equilibria.theory.rules import SGD, AdamL2, Rule
 
 
@@ -40,7 +42,8 @@ class ParameterRow:
             where it depends on the gradient (Adam with coupled decay) or the optimizer is unknown.
         angle: equilibrium angle in radians per step, of a parameter that is invariant alone; None for others. Of
             parameters that are invariant together, only the vector of all of them has an equilibrium angle.
-        time_constant: steps in which a deviation from equilibrium falls to 1/e.
+        time_constant: steps in which a deviation of the norm from equilibrium falls to 1/e, of a decayed matrix; of
+            one that is not invariant alone 1/(2 eps), under SGD 1/(4 eps), with eps the decay per step.
         severity: "warning", "note", or "" if nothing is wrong.
         problem: what is wrong.
         remedy: what to do.
@@ -130,7 +133,7 @@ def _row(
     group = settings[name]
     partners = () if name in sym.alone else sym.jointly.get(name, ())
     alike = all(_same_law(group, settings[other]) for other in partners)
-    equilibrium = _equilibrium(group, param) if group and name in sym.alone else {}
+    equilibrium = _equilibrium(group, param, is_invariant=name in sym.alone) if group else {}
     severity, problem, remedy = _problem(name, param, role, group, sym)
     if not problem and not alike and is_scale_invariant(name, sym):
         severity, problem = "note", "jointly invariant with parameters of another lr or weight decay: no common law"
@@ -156,10 +159,14 @@ def _same_law(one: _Settings | None, other: _Settings | None) -> bool:
     return one is not None and other is not None and (one.lr, one.weight_decay) == (other.lr, other.weight_decay)
 
 
-def _equilibrium(group: _Settings, param: Tensor) -> dict[str, float]:
+def _equilibrium(group: _Settings, param: Tensor, *, is_invariant: bool) -> dict[str, float]:
+    """Angle and time constant of an invariant weight; of another matrix the time constant alone."""
     if group.rule is None or group.weight_decay == 0:
         return {}
     rule: Any = group.rule
+    if not is_invariant:
+        decay = long_run_decay(rule) if param.ndim >= 2 else None
+        return {"time_constant": 1 / (2 * norm_power(rule) * decay)} if decay and decay > 0 else {}
     shaped = {"shape": (param.shape[0], param[0].numel())} if "Muon" in type(rule).__name__ and param.ndim >= 2 else {}
     try:
         result = rule.equilibrium(**shaped)
@@ -181,7 +188,11 @@ def _problem(
         return "note", "hardly any gradient here (dead units?): its invariance is undecided", "check its inputs"
     should_decay, _ = decay_reason(name, param, role, sym)
     if group.weight_decay > 0 and not should_decay:
-        return "warning", f"decays {role}, which is not invariant: shrinks what the network computes", "weight_decay=0"
+        return (
+            "warning",
+            f"decays {role}, which is not invariant: the gradient holds its size, decay shifts it",
+            "weight_decay=0",
+        )
     if group.weight_decay > 0 and _rounded_away(group, param):
         return (
             "warning",
@@ -210,10 +221,30 @@ def _findings(rows: tuple[ParameterRow, ...]) -> tuple[Finding, ...]:
         if row.severity:
             by_problem.setdefault((row.severity, row.problem, row.remedy), []).append(row.name)
     ordered = sorted(by_problem.items(), key=lambda item: item[0][0] != "warning")
-    return tuple(
-        Finding(severity, joined(names), problem, remedy, "heavy_ball")
-        for (severity, problem, remedy), names in ordered
+    return (
+        *(
+            Finding(severity, joined(names), problem, remedy, "heavy_ball")
+            for (severity, problem, remedy), names in ordered
+        ),
+        *_unlike_siblings(rows),
     )
+
+
+def _unlike_siblings(rows: tuple[ParameterRow, ...]) -> Iterator[Finding]:
+    """Tensors whose lr or weight decay differs from what their siblings in other blocks share."""
+    kinds: dict[tuple[object, ...], list[ParameterRow]] = {}
+    for row in rows:
+        if row.group is not None and not is_plain_sequence(kind_of(row.name)):
+            kinds.setdefault(kind_key(row.name, row.shape), []).append(row)
+    for members in kinds.values():
+        for field, what in (("lr", "lr"), ("weight_decay", "weight decay")):
+            values = {row.name: float(getattr(row, field)) for row in members}
+            usual, names = unusual_settings(values) or (0.0, [])
+            if names:
+                shown = ", ".join(dict.fromkeys(f"{values[name]:g}" for name in names))
+                problem = f"{what} {shown}, but {usual:g} for the other {len(members) - len(names)} of its kind"
+                remedy = "nothing needs doing if that is intended; otherwise move it to the group of the others"
+                yield Finding("note", joined(names), problem, remedy, "")
 
 
 def _fix(rows: tuple[ParameterRow, ...], params: Mapping[str, Tensor], sym: Symmetries) -> str:

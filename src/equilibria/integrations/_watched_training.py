@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from equilibria.errors import EquilibriaError, WatchWarning, described, one_of, warn_in_training
+from equilibria.errors import EquilibriaError, WatchWarning, described, warn_in_training
 from equilibria.findings import Finding, counted
-from equilibria.monitor.monitor import Granularity, Sink
+from equilibria.monitor.monitor import Sink
 from equilibria.optimizers.budget import Every, TimeBudget
 from equilibria.tensors.invariance import Invariant
-from equilibria.tensors.parameters import Select
+from equilibria.tensors.parameters import Granularity, Select, checked_granularity
 from equilibria.watching import WatchedRun, watch
 from equilibria.watching._alerts import OnFinding, checked
 from equilibria.watching._recording import is_first_process
@@ -32,7 +32,7 @@ class WatchedTraining:
         log_dir: a directory to record into.
         every: as for `equilibria.watch`, like the next four.
         select: which tensors.
-        granularity: "tensor" or "row".
+        granularity: of the samples.
         invariant: the scale-invariant weights.
         sinks: receive the samples as they are taken.
         summary: whether to print a summary when the training ends.
@@ -61,7 +61,7 @@ class WatchedTraining:
         on_finding: OnFinding,
     ) -> None:
         TimeBudget(every, share=1.0)  # raises if it is neither "auto" nor a number of steps
-        one_of("granularity", granularity, ["tensor", "row"])
+        checked_granularity(granularity)
         self.log_dir = None if log_dir is None else Path(log_dir)
         self.monitor: WatchedRun | None = None
         self.options: dict[str, Any] = {

@@ -13,10 +13,10 @@ import torch
 from equilibria.errors import WatchWarning, warn_in_training
 from equilibria.integrations._watched_training import LogLines, WatchedTraining, training_goes_on
 from equilibria.integrations.scalars import require
-from equilibria.monitor.monitor import Granularity, Sink
+from equilibria.monitor.monitor import Sink
 from equilibria.optimizers.budget import Every
 from equilibria.tensors.invariance import Invariant
-from equilibria.tensors.parameters import Select
+from equilibria.tensors.parameters import Granularity, Select
 from equilibria.watching import WatchedRun
 from equilibria.watching._alerts import OnFinding
 from equilibria.watching._recording import is_first_process
@@ -48,7 +48,9 @@ class EquilibriaCallback(_TrainerCallback):
         log_dir: a directory to record into, for `equilibria report` and `equilibria.read_run`.
         every: steps from one sample to the next; "auto" keeps the cost below one per cent of the training time.
         select: names, patterns or a function of name and tensor; by default all tensors with at least two axes.
-        granularity: "tensor", or "row" for one sample per row (output channel).
+        granularity: "tensor"; "row" for one sample per row (output channel, token); or one of them by name or pattern,
+            such as ``{"embedding.weight": "row"}``. Matrices stacked in one parameter, such as experts, count as so
+            many tensors, up to 64 of them.
         invariant: the scale-invariant weights: names, tensors, or the result of `equilibria.symmetries`.
         sinks: receive the samples as they are taken, such as `equilibria.integrations.wandb.WandbSink`.
         summary: whether to print a summary when the training ends.

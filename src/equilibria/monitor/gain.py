@@ -17,8 +17,10 @@ earlier samples, from a norm that is up to eight batches old.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +41,8 @@ Flags = NDArray[np.bool_]
 _SHARE = 0.06  # of the steps so far, which the batches span
 _ANGLES = 5  # samples in the mean of u^2, which changes by 10 % within 100 steps of a small transformer
 _SMALLEST, _LARGEST = 1e-70, 1e70  # squared norms whose squares stay inside float64
+# Range of ||w||^(2p) over its equilibrium within which an angle, which goes as its inverse root, is settled.
+_NEAR, _STILL_NEAR = (((1 + tolerance) ** -2, (1 - tolerance) ** -2) for tolerance in (TOLERANCE, LEFT))
 _ARRAYS = ("gain", "error", "_sums", "_batch", "_state", "_log_norm_sq", "_turn_sq", "_settled")
 _COUNTS = ("next_step", "_steps", "_samples", "_closed")
 
@@ -71,7 +75,7 @@ class GainPrediction:
 class _Stretch(NamedTuple):
     """Some steps: their decay in force and lr^2, both summed, and their number."""
 
-    decay: Any
+    decay: Array | float
     lr_sq: float
     steps: int
 
@@ -102,6 +106,7 @@ class GainPredictor:
         self._turn_sq = np.full(count, np.nan)  # (angle / lr)^2 of the last sample
         self._settled = np.zeros(count, dtype=bool)
         self._speed_sq = RunningMean(count)  # u^2
+        self._derive()
 
     def predict(
         self,
@@ -123,52 +128,61 @@ class GainPredictor:
             skipped: whether the step was not carried out.
             rescalings: what controllers multiplied the weights by, each before the step with this index in ``rules``.
         """
-        rule, power, earlier = rules[-1], norm_power(rules[-1]), rules[:-1]
+        rule, power = rules[-1], norm_power(rules[-1])
+        follows = len(rules) == step + 1 - self.next_step
         with np.errstate(all="ignore"):  # zeros and values that are not finite become NaN, weight by weight
             scale_sq = np.prod([factors for _, factors in rescalings], axis=0) ** 2 if rescalings else 1.0
-            broken = changed | (len(rules) != step + 1 - self.next_step)
-            restarts = broken | (self._samples == 0 and self._closed % BATCHES == 0)
+            if not follows:  # nothing is known about the steps between
+                self._forget(...)
+            elif changed.any():
+                self._forget(changed)
             in_force = self._in_force(rule, measured)
-            between, last = _stretch(earlier, in_force), _stretch(rules[-1:], in_force)
-            within = (measured.ww > _SMALLEST) & (measured.ww < _LARGEST)
-            here = np.where(within & np.isfinite(self.gain), measured.ww, np.nan) ** power
-            before = self._advanced(self._state * scale_sq**power, between, power)
-            before = np.where(restarts | np.isnan(before), here, before)
+            between, last = _stretch(rules[:-1], in_force), _stretch(rules[-1:], in_force)
+            here = _to_power(measured.ww, power)
+            fed = self.gain * self._speed_sq.value
+            before = _advanced(self._state * scale_sq**power, fed, between, power)
+            kept = before > 0
+            if self._samples == 0 and self._closed % BATCHES == 0:
+                kept[:] = False
+            if not kept.all():
+                within = (measured.ww > _SMALLEST) & (measured.ww < _LARGEST)
+                before = np.where(kept, before, np.where(within, here + self._unknown, np.nan))
             angle = rule.lr * np.sqrt(self._speed_sq.value / before)
-            self._state = before if skipped else self._advanced(before, last, power)
-            taken = between if skipped else _Stretch(*(a + b for a, b in zip(between, last, strict=True)))
-            after = np.log((measured.ww if skipped else measured.norm_sq_after) / scale_sq)
-            turn_sq = np.square(measured.angle / (np.nan if skipped else rule.lr))
-            turn_sq = np.where(np.isfinite(turn_sq), turn_sq, np.nan)
-            self._learn(taken, growth=after - self._log_norm_sq + 2 * taken.decay, turn_sq=turn_sq, broken=broken)
-            self._speed_sq.add(turn_sq * measured.ww**power, window=_ANGLES)
-            self._log_norm_sq = after + np.log(scale_sq)
-            self._turn_sq = np.where(np.isnan(turn_sq) & ~broken, self._turn_sq, turn_sq)
+            self._state = before if skipped else _advanced(before, fed, last, power)
+            taken = between
+            if not skipped:
+                steps = between.steps + last.steps
+                taken = _Stretch(between.decay + last.decay, between.lr_sq + last.lr_sq, steps)
+            after = np.log(measured.ww if skipped else measured.norm_sq_after)
+            turn_sq = np.square(measured.angle / (np.nan if skipped or not rule.lr else rule.lr))
+            growth = after - self._log_norm_sq + 2 * taken.decay
+            self._learn(taken, growth=growth - np.log(scale_sq) if rescalings else growth, turn_sq=turn_sq)
+            self._speed_sq.add(turn_sq * here, window=_ANGLES)
+            self._log_norm_sq = after
+            self._turn_sq = np.where(np.isnan(turn_sq), self._turn_sq, turn_sq)
             self.next_step = step + 1
             if self._steps >= max(LEAST_STEPS, _SHARE * (step + 1) / BATCHES) and self._samples >= LEAST_SAMPLES:
                 self._close_batch()
-            return self._with_equilibrium(rule, measured, last.decay, angle, before ** (0.5 / power), power)
+            return self._with_equilibrium(rule, here, last.decay, angle, _from_power(before, power), power)
 
-    def _advanced(self, state: Array, stretch: _Stretch, power: int) -> Array:
-        """The recursion over some steps: y = ||w||^(2p) changes by -2p eps y + p G (lr u)^2 per step."""
-        if not stretch.steps:
-            return state
-        rate = 2 * power * stretch.decay
-        fed = power * self.gain * self._speed_sq.value * stretch.lr_sq
-        after = state * np.exp(-rate) + fed * np.where(rate > 0, -np.expm1(-rate) / rate, 1.0)
-        return np.where(after > 0, after, np.nan)
+    def _forget(self, rows: Any) -> None:
+        """Drop what connects some weights with their last sample."""
+        self._state[rows] = self._log_norm_sq[rows] = self._turn_sq[rows] = np.nan
 
-    def _in_force(self, rule: Rule, measured: MeasuredStep) -> Array:
-        """The decay in force over lr x wd."""
+    def _in_force(self, rule: Rule, measured: MeasuredStep) -> Array | float:
+        """The decay in force over lr x wd; one number for all weights unless it depends on their gradients."""
         if isinstance(rule, Identified):
             _, share = rule.motion(measured.ww, unit_grad_sq=measured.gg * measured.ww, dim=self._entries)
             return np.asarray(share / (rule.lr * rule.weight_decay or np.nan))
+        momentum = rule.betas[0] if isinstance(rule, AdamW | AdamL2 | Lion) else rule.momentum
+        if not isinstance(rule, AdamL2):
+            return _constant_in_force(type(rule).__name__, getattr(rule, "dampening", 0.0), momentum)
         unit = rule.weight_decay or 1.0
         return decay_in_force(
-            {"kind": type(rule).__name__, "dampening": getattr(rule, "dampening", 0.0)},
+            {"kind": type(rule).__name__},
             lr=1 / unit,
             weight_decay=unit,
-            momentum=rule.betas[0] if isinstance(rule, AdamW | AdamL2 | Lion) else rule.momentum,
+            momentum=momentum,
             grad_norm=np.sqrt(measured.gg),
             norm=measured.norm,
             entries=self._entries,
@@ -176,13 +190,13 @@ class GainPredictor:
 
     # ---- the gain
 
-    def _learn(self, taken: _Stretch, *, growth: Array, turn_sq: Array, broken: Flags) -> None:
+    def _learn(self, taken: _Stretch, *, growth: Array, turn_sq: Array) -> None:
         """Add the steps since the last sample to the batch: angles go as lr between the two samples."""
-        ends = np.stack([turn_sq, self._turn_sq])
-        known = np.isfinite(ends)
-        turned = np.where(known, ends, 0.0).sum(axis=0) / known.sum(axis=0) * taken.lr_sq
-        good = np.isfinite(growth) & np.isfinite(turned) & ~broken
-        self._batch += np.where(good, [growth, turned], 0.0)
+        ends = np.fmin(turn_sq, self._turn_sq), np.fmax(turn_sq, self._turn_sq)  # both are the other if one is NaN
+        turned = (ends[0] + ends[1]) * (taken.lr_sq / 2)
+        good = np.isfinite(growth + turned)
+        self._batch[0] += np.where(good, growth, 0.0)
+        self._batch[1] += np.where(good, turned, 0.0)
         self._steps += taken.steps
         self._samples += 1
 
@@ -199,26 +213,35 @@ class GainPredictor:
         self.gain = growth.sum(axis=0) / total
         residuals = growth - self.gain * turned
         self.error = np.sqrt(BATCHES / (BATCHES - 1) * np.sum(residuals * residuals, axis=0)) / total
+        self._derive()
+
+    def _derive(self) -> None:
+        """What follows from gain and error alone."""
+        self._unknown = np.where(np.isfinite(self.gain), 0.0, np.nan)
+        self._positive = np.where(self.gain > KNOWN * self.error, self.gain, np.nan)
 
     # ---- equilibrium
 
     def _with_equilibrium(
-        self, rule: Rule, measured: MeasuredStep, decay: Array, angle: Array, norm: Array, power: int
+        self, rule: Rule, here: Array, decay: Array | float, angle: Array, norm: Array, power: int
     ) -> GainPrediction:
         """The prediction with angle*^2 = 2 eps / G (`theory.gain.equilibrium_from_gain`) and the way there."""
-        balanced = (self.gain > KNOWN * self.error) & (decay > 0)
-        star_sq = np.where(balanced, 2 * decay / self.gain, np.nan)
+        decay = (decay or np.nan) if isinstance(decay, float) else np.where(decay > 0, decay, np.nan)
+        star_sq = 2 * decay / self._positive
         rest = rule.lr**2 * self._speed_sq.value / star_sq  # ||w||^(2p) in equilibrium
-        apart = measured.ww**power / rest
-        steps = _steps_within(TOLERANCE, apart, 2 * power * decay)
-        self._settled = (steps == 0) | (self._settled & (_steps_within(LEFT, apart, 1.0) == 0))
+        apart = here / rest
+        is_near = (apart >= _NEAR[0]) & (apart <= _NEAR[1])
+        self._settled = is_near | (self._settled & (apart >= _STILL_NEAR[0]) & (apart <= _STILL_NEAR[1]))
+        # y/y* - 1 decays at the rate 2p eps, until the angle, (y*/y)^(1/2), is within the tolerance of 1
+        allowed = np.where(apart > 1, _NEAR[1] - 1, 1 - _NEAR[0])
+        steps = np.log(np.abs(apart - 1) / allowed) / (2 * power * decay)
         return GainPrediction(
             angle=angle,
             norm=norm,
             angle_equilibrium=np.sqrt(star_sq),
-            norm_equilibrium=rest ** (0.5 / power),
-            steps_to_settle=steps,
-            settled=self._settled.copy(),
+            norm_equilibrium=_from_power(rest, power),
+            steps_to_settle=np.where(is_near, 0.0, steps),
+            settled=self._settled,
             gain=self.gain,
             gain_error=self.error,
         )
@@ -237,14 +260,41 @@ class GainPredictor:
         for name in _COUNTS:
             setattr(self, name, int(state[name]))
         self._speed_sq.load_state_dict(state["speed"])
+        self._derive()
 
 
-def _stretch(rules: Sequence[Rule], in_force: Array) -> _Stretch:
-    decay = sum(rule.lr * rule.weight_decay for rule in rules)
-    return _Stretch(in_force * decay, sum(rule.lr * rule.lr for rule in rules), len(rules))
+def _stretch(rules: Sequence[Rule], in_force: Array | float) -> _Stretch:
+    decay = lr_sq = 0.0
+    for rule in rules:
+        lr = rule.lr
+        decay += lr * rule.weight_decay
+        lr_sq += lr * lr
+    return _Stretch(in_force * decay, lr_sq, len(rules))
 
 
-def _steps_within(tolerance: float, apart: Array, rate: Array | float) -> Array:
-    """Steps until y/y* - 1, which decays at a rate, leaves the angle, (y*/y)^(1/2), within a tolerance of 1."""
-    allowed = np.where(apart > 1, (1 - tolerance) ** -2 - 1, 1 - (1 + tolerance) ** -2)
-    return np.asarray(np.maximum(np.log(np.abs(apart - 1) / allowed), 0.0) / rate)
+def _advanced(state: Array, fed: Array, stretch: _Stretch, power: int) -> Array:
+    """The recursion over some steps: y = ||w||^(2p) changes by -2p eps y + p G (lr u)^2 per step; fed is G u^2."""
+    if not stretch.steps:
+        return state
+    rate = 2 * power * stretch.decay
+    lr_sq = power * stretch.lr_sq
+    if isinstance(rate, float):  # a number for all weights, without numpy's overhead
+        return state * math.exp(-rate) + fed * (lr_sq * (-math.expm1(-rate) / rate if rate > 0 else 1.0))
+    return np.asarray(state * np.exp(-rate) + fed * (lr_sq * np.where(rate > 0, -np.expm1(-rate) / rate, 1.0)))
+
+
+@lru_cache(maxsize=128)
+def _constant_in_force(kind: str, dampening: float, momentum: float) -> float:
+    settings = {"lr": 1.0, "weight_decay": 1.0, "momentum": momentum}
+    rule = {"kind": kind, "dampening": dampening}
+    return float(decay_in_force(rule, **settings, grad_norm=np.nan, norm=np.nan, entries=np.nan))
+
+
+def _to_power(norm_sq: Array, power: int) -> Array:
+    """||w||^(2p)."""
+    return norm_sq if power == 1 else norm_sq * norm_sq
+
+
+def _from_power(state: Array, power: int) -> Array:
+    """||w||."""
+    return np.sqrt(state) if power == 1 else np.sqrt(np.sqrt(state))

@@ -19,14 +19,15 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, TypeAlias
+from typing import Any, Protocol, Self
 
 import pyarrow as pa
 import torch
 from torch import nn
 
 from equilibria._version import __version__
-from equilibria.errors import EquilibriaError, WatchWarning, described, one_of, warn_in_training, whole
+from equilibria.diagnosis.siblings import kind_key
+from equilibria.errors import EquilibriaError, WatchWarning, described, warn_in_training, whole
 from equilibria.findings import Finding
 from equilibria.monitor.history import History, read_only
 from equilibria.monitor.hooks import OptimizerHooks
@@ -40,12 +41,21 @@ from equilibria.optimizers.controllers import AngleSchedule, Controller, control
 from equilibria.optimizers.rules import GroupRule, rule_text
 from equilibria.tensors.invariance import Invariant, with_invariance
 from equilibria.tensors.layout import is_sharded, local
-from equilibria.tensors.parameters import Select, Watched, find_watched, select_patterns, unwrap_optimizer
+from equilibria.tensors.parameters import (
+    Granularity,
+    Select,
+    Watched,
+    checked_granularity,
+    find_watched,
+    plain_name,
+    select_patterns,
+    selection,
+    unwrap_optimizer,
+)
 from equilibria.tensors.sharding import any_sharded, sum_over_pieces
 from equilibria.theory.identified import Identified
 from equilibria.theory.rules import Rule
 
-Granularity: TypeAlias = Literal["tensor", "row"]
 """One sample per tensor, or one per row (output channel)."""
 
 _MOST_PENDING = 16  # readings that wait on a device, so that the host waits for it less often
@@ -75,7 +85,7 @@ class Monitor:
         every: steps from one sample to the next; "auto" keeps the cost below one per cent of the training time.
         select: names, patterns such as ``"layer1.*"``, or a function of name and tensor; None for all tensors with at
             least two axes.
-        granularity: "tensor", or "row" for one sample per row (output channel).
+        granularity: "tensor", "row" for one sample per row (output channel, token), or one of them by name or pattern.
         steps_per_epoch: converts steps to settle into epochs.
         batch_size: examples in a batch, all processes together: converts gradient noise scales into examples.
         invariant: the scale-invariant weights: names, tensors, or the result of `equilibria.symmetries`. Only these get
@@ -105,17 +115,17 @@ class Monitor:
             raise EquilibriaError(
                 f"got model of type {type(model).__name__}; expected a torch.nn.Module", argument="model"
             )
-        one_of("granularity", granularity, ["tensor", "row"])
-        self._granularity, self._every = granularity, every
+        self._granularity, self._every = checked_granularity(granularity), every
         self._steps_per_epoch = None if steps_per_epoch is None else whole("steps_per_epoch", steps_per_epoch, low=1)
         self._batch_size = None if batch_size is None else whole("batch_size", batch_size, low=1)
         unwrapped = _unwrapped(optimizers)
         self._model = weakref.ref(model)
         self._select = select if select is None or callable(select) else select_patterns(select)
-        watched = find_watched(model, unwrapped, select=self._select, by_row=granularity == "row")
+        watched = find_watched(model, unwrapped, select=self._select, granularity=self._granularity)
         watched = watched if invariant is None else with_invariance(watched, invariant, model=model)
         in_model = {id(param): place for place, param in enumerate(model.parameters())}
         self._places = {id(layer.param): in_model.get(id(layer.param), len(in_model)) for layer in watched}
+        self._frozen = _frozen(model, watched, self._select)
         stepped = {id(p) for optimizer in unwrapped for group in optimizer.param_groups for p in group["params"]}
         outside = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in stepped}
         self._outside = {name: _sum_of(p) for name, p in outside.items()}
@@ -182,6 +192,7 @@ class Monitor:
             "torch": str(torch.__version__),
             "every": self._every,
             "granularity": self._granularity,
+            "frozen": self._frozen,
             "steps_per_epoch": self._steps_per_epoch,
             "batch_size": self._batch_size,
             "optimizers": [_describe_optimizer(*pair) for pair in zip(optimizers, laws, strict=True)],
@@ -462,7 +473,9 @@ class Monitor:
         if model is None:
             return []
         try:
-            now = find_watched(model, [hooks.optimizer for hooks in self._hooks], select=self._select, by_row=False)
+            now = find_watched(
+                model, [hooks.optimizer for hooks in self._hooks], select=self._select, granularity="tensor"
+            )
         except Exception:  # the user's selection may fail on tensors that it was not written for
             return []
         return [layer.name for layer in now if id(layer.param) not in known]
@@ -478,6 +491,18 @@ class Monitor:
             for name, p in model.named_parameters()
             if p.requires_grad and id(p) not in stepped and name in self._outside and self._outside[name] == _sum_of(p)
         ]
+
+
+def _frozen(model: nn.Module, watched: Sequence[Watched], select: Select | None) -> list[dict[str, Any]]:
+    """The parameters without gradient that would be watched, as far as some of their siblings are."""
+    kinds = {kind_key(layer.name, tuple(layer.param.shape)) for layer in watched}
+    frozen = {
+        plain_name(name): param
+        for name, param in model.named_parameters()
+        if not param.requires_grad and kind_key(plain_name(name), tuple(param.shape)) in kinds
+    }
+    wanted = selection(select, [name for layer in watched for name in (layer.name, *layer.aliases)])
+    return [{"name": name, "shape": list(param.shape)} for name, param in frozen.items() if wanted(name, param)]
 
 
 def _unwrapped(optimizers: Any) -> list[torch.optim.Optimizer]:

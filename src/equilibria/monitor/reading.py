@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,7 +124,7 @@ class StepReading:
         return sum(seconds_between(*pair) for pair in self.marks)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MeasuredStep:
     """One step of many weights, as inner products; w is the weight before the step and g its gradient.
 
@@ -152,33 +153,33 @@ class MeasuredStep:
     vg: Array
     shrink: Array
 
-    @property
+    @cached_property
     def norm(self) -> Array:
         """||w|| before the step."""
         return np.sqrt(self.ww)
 
-    @property
+    @cached_property
     def norm_sq_after(self) -> Array:
         """||w'||^2."""
         kept = 1 - self.shrink
         with np.errstate(invalid="ignore", over="ignore"):
             return kept * kept * self.ww + 2 * kept * self.we + self.ee
 
-    @property
+    @cached_property
     def growth(self) -> Array:
         """||w'||^2 / ||w||^2 - 1, with all its digits."""
         s = self.shrink
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             return s * (s - 2) + (2 * (1 - s) * self.we + self.ee) / self.ww
 
-    @property
+    @cached_property
     def moved(self) -> Array:
         """||w' - w||."""
         s = self.shrink
         with np.errstate(invalid="ignore", over="ignore"):
             return np.sqrt(np.maximum(self.ee - 2 * s * self.we + s * s * self.ww, 0.0))
 
-    @property
+    @cached_property
     def angle(self) -> Array:
         """Radians between w and w'; NaN for a weight that is zero or out of the range of its products."""
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -186,7 +187,7 @@ class MeasuredStep:
             angle: Array = np.arctan2(np.sqrt(tangent_sq * self.ww), (1 - self.shrink) * self.ww + self.we)
         return np.where((self.ww > 0) & np.isfinite(self.ww) & np.isfinite(self.ee), angle, np.nan)
 
-    @property
+    @cached_property
     def cosine(self) -> Array:
         """Cosine of weight and gradient; 0 for a scale-invariant weight, NaN if either is zero."""
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):

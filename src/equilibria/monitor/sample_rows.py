@@ -300,7 +300,10 @@ class SampleBuilder:
             if rules is None:
                 restart = True
                 continue
-            part = MeasuredStep(**{f.name: getattr(measured, f.name)[rows] for f in dataclasses.fields(MeasuredStep)})
+            part = measured
+            if len(self._predictors) > 1:
+                columns = {field.name: getattr(measured, field.name)[rows] for field in dataclasses.fields(measured)}
+                part = MeasuredStep(**columns)
             rescalings = [(count - first, self._per_row(by)[rows]) for count, by in reading.rescalings]
             prediction = predictor.predict(
                 reading.count,

@@ -119,6 +119,12 @@ def row_axis_of(module: torch.nn.Module) -> int:
     return 1 if isinstance(module, torch.nn.modules.conv._ConvTransposeNd) else 0
 
 
+def has_whole_rows(tensor: Tensor, *, axis: int) -> bool:
+    """Whether no row, numbered by an axis, is split over several processes."""
+    dtensor: Any = tensor
+    return not is_sharded(tensor) or not any(p.is_shard() and p.dim != axis for p in dtensor.placements)
+
+
 def first_local_row(tensor: Tensor, *, axis: int) -> int:
     """Index of the first row on this process.
 

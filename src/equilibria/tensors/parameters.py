@@ -7,16 +7,20 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from equilibria.errors import EquilibriaError
-from equilibria.tensors.layout import first_local_row, row_axis_of
+from equilibria.errors import EquilibriaError, one_of
+from equilibria.tensors.layout import first_local_row, has_whole_rows, row_axis_of
 
 Select: TypeAlias = Callable[[str, Tensor], bool] | Iterable[str]
+Unit: TypeAlias = Literal["tensor", "row"]
+Granularity: TypeAlias = Unit | Mapping[str, Unit]
+
+_LARGEST_STACK = 64  # matrices of a stack that are watched one by one unasked
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +93,7 @@ def find_watched(
     optimizers: Sequence[torch.optim.Optimizer],
     *,
     select: Select | None,
-    by_row: bool,
+    granularity: Granularity,
 ) -> list[Watched]:
     """Find the tensors to watch, in the order of the optimizers.
 
@@ -98,12 +102,13 @@ def find_watched(
         optimizers: the optimizers that train it.
         select: names, patterns such as ``"layer1.*"``, or a function of name and tensor; None for all tensors with at
             least two axes.
-        by_row: whether rows are watched one by one.
+        granularity: see `checked_granularity`. Under "tensor" a stack of matrices, such as the experts of a layer in
+            one parameter of three axes, counts as so many tensors, unless it is a convolution or has more than 64.
 
     Raises:
         EquilibriaError: if nothing is left to watch, or a name or pattern in ``select`` matches no parameter.
     """
-    names, axes = names_of(model), row_axes(model)
+    names, axes, kernels = names_of(model), row_axes(model), _kernels(model)
     every_name = {name for all_names in names.values() for name in all_names}
     trained = list(_trained(optimizers))
     _check_known(trained, names)
@@ -113,7 +118,9 @@ def find_watched(
     taken: set[int] = set()
     for (opt, group, _, param), all_names in zip(trained, called, strict=True):
         if param.requires_grad and any(wanted(name, param) for name in all_names):
-            axis = axes.get(id(param), 0) if by_row and param.ndim >= 2 else None
+            unit, row_axis = _unit_of(all_names, granularity), axes.get(id(param), 0)
+            is_split = param.ndim >= 2 if unit == "row" else unit is None and _is_stack(param, id(param) in kernels)
+            axis = row_axis if is_split else None
             # Two optimizers may share a tensor, but samples must not share a name.
             twice = id(param) in taken
             taken.add(id(param))
@@ -127,6 +134,49 @@ def find_watched(
             argument="select",
         )
     return watched
+
+
+def checked_granularity(granularity: Granularity) -> Granularity:
+    """Check what a user passed: "tensor", "row", or one of them by name or pattern; other tensors are then whole.
+
+    Raises:
+        EquilibriaError: if it is something else.
+    """
+    if not isinstance(granularity, Mapping):
+        return one_of("granularity", granularity, get_args(Unit))
+    for pattern, unit in granularity.items():
+        if not isinstance(pattern, str) or unit not in get_args(Unit):
+            raise EquilibriaError(
+                f"got granularity={{{pattern!r}: {unit!r}}}; expected names or patterns with 'tensor' or 'row', such "
+                "as {'embedding.weight': 'row'}",
+                argument="granularity",
+            )
+    return dict(granularity)
+
+
+def _unit_of(names: Sequence[str], granularity: Granularity) -> Unit | None:
+    """What one sample is about; None where that is left to the shape of the tensor."""
+    if not isinstance(granularity, Mapping):
+        return None if granularity == "tensor" else granularity
+    wanted = (unit for pattern, unit in granularity.items() if any(_matches(name, pattern) for name in names))
+    return next(wanted, None)
+
+
+def _is_stack(param: Tensor, is_kernel: bool) -> bool:
+    """Whether a parameter holds several matrices, such as the experts of a layer."""
+    return (
+        param.ndim == 3
+        and not is_kernel
+        and 2 <= param.shape[0] <= _LARGEST_STACK
+        and min(param.shape[1:]) >= 2
+        and has_whole_rows(param, axis=0)
+    )
+
+
+def _kernels(model: nn.Module) -> set[int]:
+    """The ids of the parameters of convolutions."""
+    convolutions = (module for module in model.modules() if isinstance(module, nn.modules.conv._ConvNd))
+    return {id(param) for module in convolutions for param in module.parameters()}
 
 
 def _watched(

@@ -16,7 +16,7 @@ _LEGEND = {
     "names them)",
     "decay": "decay: share of the norm per step",
     "angle": "angle: in equilibrium, radians per step, of parameters that are invariant alone",
-    "settles in": "settles in: its time constant",
+    "settles in": "settles in: time constant of the norm, of matrices that decay",
 }
 
 

@@ -25,6 +25,7 @@ MEASURED, PREDICTED, EQUILIBRIUM, OTHER = "#009e73", "#0072b2", "#d55e00", "#868
 _WIDTH, _HEIGHT = 560, 204
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 24, 34
 _TICKS = 4
+_LEGEND_ROW = 15
 MOST_ROWS = 12
 """Rows of a table in a card; the others are counted."""
 
@@ -41,6 +42,7 @@ class Line:
     y: Sequence[float] | NDArray[Any]
     colour: str
     dashed: bool = False
+    marked: bool = False  # a dot at every point
 
 
 def card(
@@ -124,6 +126,9 @@ def svg_chart(lines: Sequence[Line], *, x: str, y: str, log: bool = False) -> st
         for line, stretches in drawn
         for stretch in stretches
     ]
+    for line, stretches in drawn:
+        dots = [place(*point).split(",") for stretch in stretches for point in stretch] if line.marked else []
+        paths += [f'<circle cx="{across}" cy="{down}" r="2.6" fill="{line.colour}"/>' for across, down in dots]
     parts = [tick / (_TICKS - 1) for tick in range(_TICKS)]
     levels = [low_y + (high_y - low_y) * part for part in parts]
     grid = [
@@ -134,7 +139,8 @@ def svg_chart(lines: Sequence[Line], *, x: str, y: str, log: bool = False) -> st
         _text(_LEFT, _HEIGHT - _BOTTOM + 14, _short(low_x), "start"),
         _text(_WIDTH - _RIGHT, _HEIGHT - _BOTTOM + 14, f"{_short(high_x)} {x}", "end"),
     ]
-    return _svg(f"{y} over {x}", [*grid, _text(2, 10, y, "start"), *ends, *paths, *_legend(lines)])
+    legend, full = _legend(lines)
+    return _svg(f"{y} over {x}", [*grid, _text(2, 10, y, "start"), *ends, *paths, *legend], height=full)
 
 
 def svg_stack(parts: Sequence[Line], total: Line, *, x: str, y: str) -> str:
@@ -179,7 +185,8 @@ def svg_stack(parts: Sequence[Line], total: Line, *, x: str, y: str) -> str:
         _text(_LEFT, _HEIGHT - _BOTTOM + 14, _short(begin), "start"),
         _text(_WIDTH - _RIGHT, _HEIGHT - _BOTTOM + 14, f"{_short(end)} {x}", "end"),
     ]
-    return _svg(f"{y} over {x}", [*grid, _text(2, 10, y, "start"), *ends, *areas, *_legend([*parts, total])])
+    legend, full = _legend([*parts, total])
+    return _svg(f"{y} over {x}", [*grid, _text(2, 10, y, "start"), *ends, *areas, *legend], height=full)
 
 
 def svg_bars(shares: Sequence[tuple[str, float]], *, label: str) -> str:
@@ -227,17 +234,20 @@ def _level(height: float, label: str) -> str:
     return rule + _text(_LEFT - 6, height + 4, label, "end")
 
 
-def _legend(lines: Sequence[Line]) -> list[str]:
-    """The names of the lines, in one row below."""
-    x, parts = float(_LEFT), []
+def _legend(lines: Sequence[Line]) -> tuple[list[str], int]:
+    """The names of the lines, in rows below, and the height of the picture with them."""
+    x, y, parts = float(_LEFT), _HEIGHT - 8, list[str]()
     for line in {line.label: line for line in lines}.values():
+        width = 34 + 6.2 * len(line.label)
+        if x > _LEFT and x + width > _WIDTH:
+            x, y = float(_LEFT), y + _LEGEND_ROW
         parts.append(
-            f'<line x1="{x:.0f}" y1="{_HEIGHT - 8}" x2="{x + 18:.0f}" y2="{_HEIGHT - 8}" stroke="{line.colour}" '
+            f'<line x1="{x:.0f}" y1="{y}" x2="{x + 18:.0f}" y2="{y}" stroke="{line.colour}" '
             f'stroke-width="2"{_dashes(line)}/>'
         )
-        parts.append(_text(x + 23, _HEIGHT - 4, line.label, "start"))
-        x += 34 + 6.2 * len(line.label)
-    return parts
+        parts.append(_text(x + 23, y + 4, line.label, "start"))
+        x += width
+    return parts, y + 8
 
 
 def _dashes(line: Line) -> str:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from equilibria._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from equilibria.monitor.monitor import Granularity, Sink
+    from equilibria.monitor.monitor import Sink
     from equilibria.optimizers.budget import Every
     from equilibria.tensors.invariance import Invariant
-    from equilibria.tensors.parameters import Select
+    from equilibria.tensors.parameters import Granularity, Select
     from equilibria.watching._alerts import OnFinding
     from equilibria.watching._recorded import RecordedRun, read_run
     from equilibria.watching._tracker import SharpnessTracker

@@ -18,13 +18,13 @@ from torch import nn
 from equilibria._display import Printable
 from equilibria.errors import EquilibriaError, WatchWarning, warn_in_training
 from equilibria.findings import Finding, counted
-from equilibria.monitor.monitor import Granularity, Monitor, Sink
+from equilibria.monitor.monitor import Monitor, Sink
 from equilibria.optimizers.budget import Every
 from equilibria.records import read_record
 from equilibria.records._at_exit import close_at_exit, forget
 from equilibria.records.tables import DIFFUSION, METRICS, STATES
 from equilibria.tensors.invariance import Invariant
-from equilibria.tensors.parameters import Select
+from equilibria.tensors.parameters import Granularity, Select
 from equilibria.watching._alerts import FindingAlerts, OnFinding, checked
 from equilibria.watching._recording import Recording, is_first_process
 
@@ -61,7 +61,9 @@ def watch(
         every: steps from one sample to the next; "auto" keeps the cost below one per cent of the training time.
         select: names, patterns such as ``"layer1.*"``, or a function of name and tensor; by default all tensors with
             at least two axes.
-        granularity: "tensor", or "row" for one sample per row (output channel).
+        granularity: "tensor"; "row" for one sample per row (output channel, token); or one of them by name or pattern,
+            such as ``{"embedding.weight": "row"}``. Matrices stacked in one parameter, such as experts, count as so
+            many tensors, up to 64 of them.
         steps_per_epoch: converts steps to settle into epochs, and shows whether successive batches are independent.
         batch_size: examples in a batch, all processes together: converts gradient noise scales into examples.
         invariant: the scale-invariant weights: names, tensors, or the result of `equilibria.symmetries`, which also

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from equilibria.errors import one_of
-from equilibria.lab.data.batches import Batches
+from equilibria.lab.data.batches import Batches, TextBatches, python_documentation
 from equilibria.lab.data.cifar import cifar10, cifar10_2k
 from equilibria.lab.data.idx import fashion_mnist, mnist
 from equilibria.lab.data.image_set import ImageSet, Standardise, load_digits
@@ -15,6 +15,7 @@ __all__ = [
     "Batches",
     "ImageSet",
     "Standardise",
+    "TextBatches",
     "cifar10",
     "cifar10_2k",
     "fashion_mnist",
@@ -22,6 +23,7 @@ __all__ = [
     "load_digits",
     "load_images",
     "mnist",
+    "python_documentation",
 ]
 
 

@@ -15,6 +15,7 @@ from equilibria.diagnosis.sharpness import sharpness_findings
 from equilibria.diagnosis.summary import LayerSummary, summarise
 from equilibria.findings import Finding, percent
 from equilibria.views.document import Page, finding_card, finding_cards
+from equilibria.views.run.blocks import block_section
 from equilibria.views.run.budget import budget_section
 from equilibria.views.run.curves import MOST_LAYERS, MOST_STRETCHES, curves
 from equilibria.views.run.headline import TOLERANCE, headline_and_details, most_telling_first, no_findings
@@ -140,6 +141,7 @@ def report_page(
         "metrics_left_out": "" if metrics is None else text(left_out(metrics)),
         "angle_label": text(f"Chart of measured and predicted angle per step of every layer. {headline}"),
         "sharpness": "" if queries is None else sharpness_section(queries, metadata=metadata),
+        "blocks": block_section(layers),
         "budget": budget_section(samples, layers, metadata=metadata),
         "noise": noise_section(gradient_noise(samples, metadata=metadata, metrics=metrics, diffusion=diffusion)),
         "layers": "" if queries is not None and not layers else layer_table(layers, curves=names[:MOST_LAYERS]),
