@@ -19,6 +19,7 @@ from equilibria.errors import EquilibriaError
 from equilibria.optimizers.identification import measured_law
 from equilibria.optimizers.recognition import RuleReader, recognise
 from equilibria.theory.identified import Identified
+from equilibria.theory.muon import NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS
 from equilibria.theory.rules import SGD, AdamL2, AdamW, Muon, Rule
 
 
@@ -200,6 +201,14 @@ def _adam(group: Mapping[str, Any], *, decoupled: bool) -> Rule:
 
 
 def _muon(group: Mapping[str, Any]) -> Rule:
+    if (
+        group.get("ns_steps", NEWTON_SCHULZ_STEPS) != NEWTON_SCHULZ_STEPS
+        or tuple(group.get("ns_coefficients", NEWTON_SCHULZ)) != NEWTON_SCHULZ
+    ):
+        raise EquilibriaError(
+            f"got ns_coefficients={group.get('ns_coefficients')}, ns_steps={group.get('ns_steps')}; the law is for "
+            f"{NEWTON_SCHULZ} and {NEWTON_SCHULZ_STEPS}"
+        )
     return _rule(
         Muon,
         lr=float(group["lr"]),
