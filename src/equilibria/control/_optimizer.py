@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from equilibria.errors import EquilibriaError, number
+from equilibria.errors import EquilibriaError, number, within
 from equilibria.optimizers.controllers import announce
 from equilibria.optimizers.rules import rule_of_group
 from equilibria.tensors.inner_products import products_of
@@ -123,8 +123,23 @@ class OptimizerWrapper(CheckedOptimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), **{name: getattr(self, name) for name in self._attributes}}
 
+    def _check_group(self, settings: dict[str, Any]) -> None:
+        within("lr", as_number("lr", settings["lr"]), low=0)
+
     def _share(self) -> None:
         self.param_groups, self.state = self.plain.param_groups, self.plain.state
+
+
+def require_optimizer(optimizer: object) -> None:
+    """Raise unless this is an optimizer that a wrapper can step.
+
+    Raises:
+        EquilibriaError: with its type.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise EquilibriaError(
+            f"got optimizer of type {type(optimizer).__name__}; expected a torch.optim.Optimizer", argument="optimizer"
+        )
 
 
 def _readable(group: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,13 @@ from torch.optim.optimizer import Optimizer
 from equilibria import theory
 from equilibria.control._invariance_check import InvarianceCheck
 from equilibria.control._lion import Lion
-from equilibria.control._optimizer import OptimizerWrapper, require_fine, require_whole, with_gradient
+from equilibria.control._optimizer import (
+    OptimizerWrapper,
+    require_fine,
+    require_optimizer,
+    require_whole,
+    with_gradient,
+)
 from equilibria.control._sgdw import SGDW
 from equilibria.control._units import Granularity, require_units, unit_axes, unit_norms, unit_products, write_units
 from equilibria.errors import EquilibriaError
@@ -92,6 +98,7 @@ class Rotational(OptimizerWrapper):
         granularity: Granularity = "tensor",
         centred: bool = False,
     ) -> None:
+        require_optimizer(optimizer)
         weights = invariant_tensors(invariant, optimizer=optimizer, model=model)
         axes = unit_axes(weights, invariant=invariant, model=model, granularity=granularity)
         self.plain, self.granularity, self.centred, self._scratch = optimizer, granularity, bool(centred), _Scratch()
@@ -120,14 +127,18 @@ class Rotational(OptimizerWrapper):
             return None
         return math.nan if by_row and self.granularity == "tensor" else self.angle_of(group, weight)
 
-    def angle_of(self, group: dict[str, Any], weight: Tensor) -> float:
-        """Radians per step by which an invariant weight of a group turns with its present settings.
+    def angle_of(self, group: dict[str, Any], weight: Tensor | None = None) -> float:
+        """Radians per step by which invariant weights of a group turn with its present settings.
+
+        Args:
+            group: the parameter group.
+            weight: the weight, on whose shape Muon's angle depends.
 
         Raises:
             EquilibriaError: the settings have no equilibrium.
         """
         rule = self._rule(group)
-        if isinstance(rule, theory.Muon):
+        if isinstance(rule, theory.Muon) and weight is not None:
             rule = dataclasses.replace(rule, shape=(len(weight), weight.numel() // len(weight)))
         return 0.0 if rule.lr == 0 else _equilibrium_angle(rule)
 
