@@ -178,18 +178,21 @@ def holding_weight_decay(reference: Rule, current: Rule, *, hold: Hold) -> float
 
 def _norm_holding(reference: Rule, current: Rule) -> float:
     """Weight decay with which ``current`` has the norm of ``reference``; L and the entries drop out to first order."""
-    wanted = float(settled(reference).norm_sq)
+    wanted = _quantity(reference, "norm")
     decay = reference.weight_decay * current.lr / reference.lr
     if isinstance(reference, Identified):
-        power = -reference.slope / (2 * reference.decay.weight_decay)
+        power = -reference.slope / reference.decay.weight_decay
     else:
-        power = 2.0 if isinstance(reference, SGD | SGDW) else 1.5 if isinstance(reference, AdamL2) else 1.0
-    for _ in range(60):  # ||w||^2 goes very nearly as this power of 1 / decay: a few rounds
-        ratio = float(settled(dataclasses.replace(current, weight_decay=decay)).norm_sq) / wanted
-        decay *= ratio**power
-        if abs(ratio - 1) < 1e-12:
-            break
-    return decay
+        power = 4 if isinstance(reference, SGD | SGDW) else 3 if isinstance(reference, AdamL2) else 2
+    try:
+        for _ in range(20):  # ||w|| goes very nearly as decay^(-1 / power): a few rounds
+            ratio = _quantity(dataclasses.replace(current, weight_decay=decay), "norm") / wanted
+            decay *= ratio**power
+            if abs(ratio - 1) < 1e-13:
+                return decay
+    except EquilibriaError:  # a round went beyond the settings that have an equilibrium
+        pass
+    return _solve_decay(reference, current, hold="norm")
 
 
 @lru_cache(maxsize=64)
@@ -230,7 +233,7 @@ def _log_cos(angle: float) -> float:
 
 def _solve_decay(reference: Rule, current: Rule, *, hold: Hold) -> float:
     """Solve numerically after a change of momentum, on which angle and time constant depend differently."""
-    if not isinstance(current, SGD | SGDW | AdamW):
+    if not isinstance(current, SGD | SGDW | AdamW) and hold != "norm":
         raise EquilibriaError(f"got {current!r} after {reference!r}; expected the same momentum, betas and variant")
     from scipy.optimize import brentq
 
@@ -239,7 +242,11 @@ def _solve_decay(reference: Rule, current: Rule, *, hold: Hold) -> float:
     def miss(log_decay: float) -> float:
         return math.log(_quantity(dataclasses.replace(current, weight_decay=math.exp(log_decay)), hold) / wanted)
 
-    bracket = _bracket(miss, _first_order(current, wanted, hold), rises=hold == "angle")
+    if hold == "norm":
+        guess = math.log(reference.weight_decay * current.lr / reference.lr)
+    else:
+        guess = _first_order(current, wanted, hold)
+    bracket = _bracket(miss, guess, rises=hold == "angle")
     if bracket is None:
         raise EquilibriaError(
             f"got {current!r} to hold the {hold} of {reference!r}; expected a smaller change of momentum, or a smaller "
@@ -283,4 +290,6 @@ def _value(miss: Callable[[float], float], log_decay: float) -> float | None:
 
 
 def _quantity(rule: Rule, hold: Hold) -> float:
+    if hold == "norm":
+        return math.sqrt(float(settled(rule).norm_sq))
     return float(getattr(rule.equilibrium(), hold))
