@@ -435,13 +435,22 @@ class _Experiment:
         return again
 
 
+_BEFORE_TRAINING = ("__init__", "__setstate__", "add_param_group")
+
+
 def _assigned_words(optimizer: Any, group: Group) -> list[str]:
-    """Words among the settings that the source of the class assigns: SWATS, for one, turns from Adam into SGD."""
-    try:
-        source = inspect.getsource(type(optimizer))
-    except (OSError, TypeError):
-        return []
-    assigned = re.findall(r"""group\[["'](\w+)["']\]\s*=[^=]""", source)
+    """Words among the settings that the source of a step assigns: SWATS, for one, turns from Adam into SGD.
+
+    What a constructor assigns is a default.
+    """
+    assigned: list[str] = []
+    for name, function in vars(type(optimizer)).items():
+        if name not in _BEFORE_TRAINING and callable(function):
+            try:
+                source = inspect.getsource(inspect.unwrap(function))
+            except (OSError, TypeError):
+                continue
+            assigned += re.findall(r"""group\[["'](\w+)["']\]\s*=[^=]""", source)
     return [name for name in assigned if isinstance(group.get(name), str)]
 
 

@@ -25,7 +25,7 @@ from equilibria.optimizers.copies import FOREIGN_KEYS, Group, reference_lr, trie
 from equilibria.optimizers.experiment import Identification, identify_group
 from equilibria.theory.identified import identified_from
 
-_EXPERIMENT = 1  # raise it when a change of the experiment changes a number
+_EXPERIMENT = 2  # raise it when a change of the experiment changes a number
 _LR_AND_DECAY = frozenset(("lr", "weight_decay"))  # a measured law has their powers
 _KEPT: WeakKeyDictionary[Any, dict[str, Identification]] = WeakKeyDictionary()
 
