@@ -93,7 +93,8 @@ def command(**options: Any) -> None:
         )
     _check_target(options)
     shapes = [parsed_shape(text) for text in options["shape"] or ()]
-    results = [_translated(rule, target, options, shape) for shape in shapes or [None]]
+    results = [_translated(rule, target, options, shape) for shape in shapes]
+    results = results or [_translated(rule, target, options, None)]
     if options["as_json"]:
         shown = [{**jsonable(result), "optimizer": type(result.rule).__name__} for result in results]
         print_json(shown[0] if len(shown) == 1 else shown)
@@ -103,7 +104,9 @@ def command(**options: Any) -> None:
         _show_shapes(rule, shapes, results)
 
 
-def _translated(rule: Rule, target: dict[str, Any], options: dict[str, Any], shape: Any) -> Translation:
+def _translated(
+    rule: Rule, target: dict[str, Any], options: dict[str, Any], shape: tuple[int, int] | None
+) -> Translation:
     from equilibria.forecasting import translate
 
     extra = {

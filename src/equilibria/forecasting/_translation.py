@@ -198,7 +198,7 @@ def translate(
         for name, value in of_sphere.items():
             if value is not None:
                 raise EquilibriaError(f"got {name} with to={to!r}; expected it only with to='sphere'", argument=name)
-        given = {name: value for name, value in of_optimizer.items() if value is not None}
+        given: dict[str, Any] = {name: value for name, value in of_optimizer.items() if value is not None}
         return translate_optimizer(rule, to, **given)
     if scale is not None:
         return translate_scale(rule, scale)

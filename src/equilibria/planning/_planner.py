@@ -82,7 +82,8 @@ def plan(
     """
     rule = as_rule(optimizer, decay_scheduled=weight_decay is not None, shape=shape)
     if isinstance(rule, Identified) and shape is not None and dim is None:
-        shape, dim = None, float(math.prod(shape))
+        dim = float(math.prod(shape))
+        shape = None
     count = whole("steps", steps, low=1)
     within("steps", count, high=MOST_STEPS)
     one_of("dtype", dtype, get_args(WeightDtype))

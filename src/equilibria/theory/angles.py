@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -69,8 +70,8 @@ def _share(rule: Rule, unit_grad_sq: float | None, dim: float | None) -> float:
     """The share of the weight that a decay which is not in the momentum removes per step, in equilibrium."""
     if not isinstance(rule, Identified) or not rule.is_coupled:
         return rule.decay_per_step
-    norm = rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).norm  # raises without the scales
-    return float(rule.motion(np.square(norm), unit_grad_sq=unit_grad_sq, dim=dim)[1])
+    norm: Any = rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).norm  # raises without the scales
+    return float(rule.motion(norm**2, unit_grad_sq=unit_grad_sq, dim=dim)[1])
 
 
 def update_memory(rule: Rule) -> Memory:

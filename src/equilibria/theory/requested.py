@@ -179,11 +179,11 @@ def holding_weight_decay(reference: Rule, current: Rule, *, hold: Hold) -> float
 def _norm_holding(reference: Rule, current: Rule) -> float:
     """Weight decay with which ``current`` has the norm of ``reference``; L and the entries drop out to first order."""
     wanted = _quantity(reference, "norm")
-    decay = reference.weight_decay * current.lr / reference.lr
+    decay: float = reference.weight_decay * current.lr / reference.lr
     if isinstance(reference, Identified):
         power = -reference.slope / reference.decay.weight_decay
     else:
-        power = 4 if isinstance(reference, SGD | SGDW) else 3 if isinstance(reference, AdamL2) else 2
+        power = 4.0 if isinstance(reference, SGD | SGDW) else 3.0 if isinstance(reference, AdamL2) else 2.0
     try:
         for _ in range(20):  # ||w|| goes very nearly as decay^(-1 / power): a few rounds
             ratio = _quantity(dataclasses.replace(current, weight_decay=decay), "norm") / wanted
