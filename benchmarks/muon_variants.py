@@ -81,11 +81,49 @@ class OwnMuon(torch.optim.Optimizer):
         param.add_(update, alpha=-group["lr"] * factors[group["scale"]])
 
 
+class Dion(torch.optim.Optimizer):
+    """Orthonormal updates of low rank: one power iteration on the momentum, which keeps what they leave out.
+
+    Args:
+        params: matrices.
+        lr: learning rate.
+        weight_decay: decoupled.
+        mu: share of the low-rank part that stays in the momentum.
+        rank: over the shorter side.
+    """
+
+    def __init__(
+        self, params: Any, lr: float, *, weight_decay: float = 0.0, mu: float = 0.95, rank: float = 0.5
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "mu": mu, "rank": rank})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in group["params"]:
+                self._move(param, group)
+
+    def _move(self, param: Tensor, group: dict[str, Any]) -> None:
+        state, (rows, columns) = self.state[param], param.shape
+        if "right" not in state:
+            rank = max(1, round(group["rank"] * min(rows, columns)))
+            state["right"] = torch.linalg.qr(torch.randn(columns, rank, dtype=param.dtype)).Q
+            state["momentum"] = torch.zeros_like(param)
+        momentum = state["momentum"] + param.grad
+        left = torch.linalg.qr(momentum @ state["right"]).Q
+        right = momentum.T @ left
+        state["momentum"] = momentum - (1 - group["mu"]) * left @ right.T
+        state["right"] = right = right / (right.norm(dim=0) + 1e-12)
+        param.mul_(1 - group["lr"] * group["weight_decay"])
+        param.add_(left @ right.T, alpha=-group["lr"] * math.sqrt(rows / columns))
+
+
 class Small(torch.optim.Optimizer):
     """Short rules by name: one line each in `_update`."""
 
     def __init__(self, params: Any, lr: float, *, rule: str, weight_decay: float = 0.0, momentum: float = 0.9) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "rule": rule})
+        self.hidden = [0]
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -122,6 +160,11 @@ class Small(torch.optim.Optimizer):
             update = buffer.sign() / math.sqrt(1 + count / 5000)
         elif rule == "lr^2 decay":
             update = buffer.sign()
+        elif rule == "turncoat":  # by the count in its state
+            update = buffer.sign() if count < 20_000 else buffer / buffer.norm()
+        elif rule == "hidden turncoat":  # by a count that nothing shows
+            self.hidden[0] += 1
+            update = buffer.sign() if self.hidden[0] < 20_000 else buffer / buffer.norm()
         else:  # sphere, hyperball, fixed decay
             update = buffer / buffer.norm()
         if rule == "lr^2 decay":
@@ -153,6 +196,8 @@ OWN: dict[str, tuple[Any, dict[str, Any]]] = {
     "clock": (Small, {"lr": 1e-3, "weight_decay": 2.0, "rule": "clock"}),
     "lr^2 decay": (Small, {"lr": 0.01, "weight_decay": 20.0, "rule": "lr^2 decay"}),
     "fixed decay": (Small, {"lr": 0.01, "weight_decay": 0.002, "rule": "fixed decay"}),
+    "turncoat": (Small, {"lr": 1e-3, "weight_decay": 2.0, "rule": "turncoat"}),
+    "hidden turncoat": (Small, {"lr": 1e-3, "weight_decay": 2.0, "rule": "hidden turncoat"}),
     "hyperball": (Small, {"lr": 0.01, "weight_decay": 0.1, "rule": "hyperball"}),
     "sphere": (Small, {"lr": 0.01, "weight_decay": 0.1, "rule": "sphere"}),
 }

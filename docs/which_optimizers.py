@@ -41,6 +41,10 @@ print(found.motion, found.rule.decay.grad)  # its decay is divided by the gradie
 equilibrium -1.0
 ```
 
+Muon and its relatives move square matrices otherwise than long ones. Their closed law takes the shape, and so does the
+experiment: `eq.identify(optimizer, shape=(3072, 768))`. Which Muon has which law: [lr and wd for
+Muon](how-do-i/muon-lr-wd.md).
+
 An optimizer of your own that has a rule can say so: a method `equilibria_rule(group)` that returns it.
 
 ## Closed laws
@@ -50,6 +54,21 @@ An optimizer of your own that has a rule can say so: a method `equilibria_rule(g
 """
 
 TORCH = {"SGD": "SGD", "AdamW": "AdamW, Adam(decoupled_weight_decay=True)", "AdamL2": "Adam", "Muon": "Muon"}
+
+
+def fresh_sentence() -> str:
+    """What the configurations chosen after SWATS showed."""
+    (table,) = json.loads((ROOT / "benchmarks" / "identification_fresh.json").read_text())
+    rows = table["rows"]
+    answered = [row for row in rows if row["angle, error"]]
+    angle, norm = (
+        max(abs(float(row[name].removesuffix(" %"))) for row in answered) for name in ("angle, error", "norm, error")
+    )
+    return (
+        f"{len(rows)} configurations chosen after that change: {len(answered)} answered, angle within {angle:.1f} %, "
+        f"norm within {norm:.1f} %; {max(row['CPU seconds'] for row in rows):.0f} s of CPU at most "
+        "([benchmarks/identification_fresh.md](../benchmarks/identification_fresh.md))."
+    )
 
 
 def page() -> str:
@@ -71,8 +90,10 @@ def page() -> str:
         f"{every['angle, worst']}, of the norm {every['norm, worst']}; {every['outside the target']:.0f} outside "
         f"2 % and 4 %. Of the {held_out['configurations']:.0f} that were held out, {held_out['answered']:.0f} were "
         f"answered, {held_out['outside the target']:.0f} outside: SWATS, which turns from Adam into "
-        "SGD after more steps than the experiment takes. Since then an optimizer whose source assigns a word among its "
+        "SGD after more steps than the experiment takes. Since then an optimizer whose step assigns a word among its "
         "settings gets no answer. All numbers: [benchmarks/identification.md](../benchmarks/identification.md).",
+        "",
+        fresh_sentence(),
         "",
         "| optimizer | angle, error | norm, error |",
         "|---|---|---|",

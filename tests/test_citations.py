@@ -57,6 +57,7 @@ NO_LAW = {
     "settling.memory_lengths": "a table of settings",
     "states.adam_settings": "a table of settings",
     "states.cold_start": "a starting point that the user chooses",
+    "angles.update_memory": "the autocorrelation that each rule's `memory` cites",
     "states.memory_size": "a count",
     "states.settled": "the state at the fixed point that the rule's `equilibrium` cites",
     "states.step_of": "a table of step functions",

@@ -22,7 +22,7 @@ def panels(count: int) -> tuple[Any, Any]:
     return plt.subplots(1, count, figsize=(8.6, 3.2), layout="constrained")
 
 
-def save(figure: Any, name: str) -> None:
-    """Write `docs/concepts/NAME.png`."""
-    figure.savefig(CONCEPTS / f"{name}.png", dpi=130, metadata={"Software": None})
+def save(figure: Any, name: str, *, folder: Path = CONCEPTS) -> None:
+    """Write `NAME.png`, by default into `docs/concepts`."""
+    figure.savefig(folder / f"{name}.png", dpi=130, metadata={"Software": None})
     plt.close(figure)

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from equilibria.cli import app
 from equilibria.errors import EquilibriaError
-from equilibria.theory import SGD
+from equilibria.theory import SGD, AdamW, Muon
 
 SGD_OPTIONS = "--optimizer sgd --lr 0.1 --wd 5e-4 --momentum 0.9"
 STEP = "--schedule step --milestones 60,120,160 --factor 0.2 --epochs 200 --steps-per-epoch 391"
@@ -175,6 +175,31 @@ def test_the_factor_of_an_exponential_schedule_is_per_epoch():
     assert got["phases"][-1]["end"]["lr"] == pytest.approx(0.1 * 0.5 ** (399 / 100))
 
 
+def test_settings_of_muon_for_two_shapes():
+    typed = "translate --optimizer adamw --lr 3e-4 --wd 0.1 --to muon --to-adjust-lr-fn match_rms_adamw"
+    shapes = [(32, 32), (128, 32)]
+    results = run_json(typed + "".join(f" --shape {rows},{columns}" for rows, columns in shapes))
+    there = AdamW(3e-4, 0.1).equilibrium(dim=128 * 32)
+    for result, shape in zip(results, shapes, strict=True):
+        rule = Muon(result["rule"]["lr"], result["rule"]["weight_decay"], adjust_lr_fn="match_rms_adamw", shape=shape)
+        assert rule.equilibrium().angle == pytest.approx(there.angle)
+    assert rule.equilibrium().norm == pytest.approx(there.norm)
+    back = run_json(
+        f"translate --optimizer muon --lr {rule.lr!r} --wd {rule.weight_decay!r} --adjust-lr-fn match_rms_adamw "
+        "--to adamw --shape 128,32"
+    )
+    assert (back["rule"]["lr"], back["rule"]["weight_decay"]) == pytest.approx((3e-4, 0.1))
+
+
+def test_time_constants_in_tokens_and_epochs():
+    """tau = B / (lr wd D)."""
+    typed = "--optimizer adamw --lr 1e-3 --wd 0.1 --batch-size 5e5 --data-size 1e10"
+    expected = {"steps": 1e4, "samples": 5e9, "epochs": 0.5}
+    assert run_json(f"equilibrium {typed}")["timescale"] == pytest.approx(expected)
+    assert run_json(f"plan {typed} --steps 1000")["timescale"] == pytest.approx(expected)
+    assert "timescale" not in run_json("equilibrium --optimizer adamw --lr 1e-3 --wd 0.1")
+
+
 def test_the_norm_of_muon_follows_from_the_shape_of_its_matrix():
     """From its equilibrium norm the plan starts settled, and the plan compares with the norm of the calculator."""
     muon = "--optimizer muon --lr 0.02 --wd 0.1 --shape 1024,512"
@@ -285,7 +310,12 @@ BAD = [
     (f"translate {SGD_OPTIONS}", ["--scale-init", "--to"]),
     (f"translate {SGD_OPTIONS} --scale-batch 2 --scale-init 2", ["exactly one"]),
     (f"translate {SGD_OPTIONS} --to adamw", ["no --unit-grad-sq, no --dim"]),
-    (f"translate {SGD_OPTIONS} --to muon", ["got --to muon; expected one of", "equilibrium --optimizer muon"]),
+    (f"translate {SGD_OPTIONS} --to muon", ["'muon' without a --shape", "--shape=(rows, columns)"]),
+    (f"translate {SGD_OPTIONS} --to sphere", ["got --to='sphere'; expected one of: sgd, sgdw, adamw, lion, muon"]),
+    (f"translate {SGD_OPTIONS} --scale-batch 2 --shape 3,4", ["got --shape; expected it only with --to"]),
+    (f"translate {SGD_OPTIONS} --to adamw --to-adjust-lr-fn none", ["got --to-adjust-lr-fn", "muon"]),
+    (f"equilibrium {SGD_OPTIONS} --data-size 100", ["got --data-size without --batch-size"]),
+    (f"equilibrium {SGD_OPTIONS} --adjust-lr-fn none", ["got --adjust-lr-fn with --optimizer sgd", "muon"]),
     (f"translate {SGD_OPTIONS} --to rmsprop", ["--to='rmsprop'", "sgd, sgdw, adamw, lion"]),
     (f"translate {SGD_OPTIONS} --to adamw --to-momentum 0.9", ["got --to-momentum;", "--to: sgd, sgdw"]),
     (f"translate {SGD_OPTIONS} --to sgdw --to-momentum 1.9", ["--to-momentum=1.9", "0 <= --to-momentum < 1"]),

@@ -353,11 +353,71 @@ def test_on_a_real_network_every_layer_turns_by_the_angle_and_it_learns():
     assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
 
 
-class LionOfItsOwn(Lion):
-    """Nobody knows what it does."""
+class Signum(torch.optim.Optimizer):
+    """Sign of an averaged gradient: nobody's rule, so that its law is measured."""
 
+    def __init__(self, params, **settings):
+        super().__init__(params, {"momentum": 0.9, **settings})
+
+    @torch.no_grad()
     def step(self, closure=None):
-        return None
+        for group in self.param_groups:
+            for param in (param for param in group["params"] if param.grad is not None):
+                buffer = self.state[param].setdefault("buffer", torch.zeros_like(param))
+                buffer.lerp_(param.grad, 1 - group["momentum"])
+                param.mul_(1 - group["lr"] * group["weight_decay"]).sub_(buffer.sign(), alpha=group["lr"])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda params: torch.optim.Muon(params, lr=0.02, weight_decay=0.1),
+        lambda params: torch.optim.Muon(params, lr=2e-3, weight_decay=0.5, adjust_lr_fn="match_rms_adamw"),
+        lambda params: Signum(params, lr=1e-3, weight_decay=1.0),
+    ],
+    ids=["Muon", "Muon, match_rms", "measured"],
+)
+@pytest.mark.parametrize("granularity", ["tensor", "row"])
+def test_along_the_step_of_muon_and_of_optimizers_with_a_measured_law(make, granularity):
+    """By the angle of each shape, in the direction of the plain optimizer, whose other weights move as ever."""
+    shapes = [(24, 24), (8, 40)]
+    turned, plain = ([tensor(*shape, seed=i) for i, shape in enumerate(shapes)] for _ in range(2))
+    others = [tensor(5, 6, seed=7) for _ in range(2)]
+    optimizer = Rotational(make([*turned, others[0]]), invariant=turned, granularity=granularity)
+    reference = make([*plain, others[1]])
+    group = optimizer.param_groups[0]
+    for step in range(3):
+        with torch.no_grad():
+            for weight, copied in zip(turned, plain, strict=True):
+                copied.copy_(weight)  # the reference steps from the same weights
+        before = [weight.detach().clone() for weight in turned]
+        for one, other in zip([*turned, others[0]], [*plain, others[1]], strict=True):
+            one.grad, other.grad = noise(one, step), noise(one, step)
+            if one.shape != (5, 6):
+                radial = (one.grad * one).sum() / one.square().sum()
+                one.grad -= radial.detach() * one.detach()
+                other.grad.copy_(one.grad)
+        optimizer.step()
+        reference.step()
+        assert torch.equal(others[0], others[1])
+        for i, (old, new, stepped) in enumerate(zip(before, turned, plain, strict=True)):
+            axis = None if granularity == "tensor" else 0
+            angles = unit_angles(old, new.detach(), axis)
+            torch.testing.assert_close(
+                angles, torch.full_like(angles, optimizer.angle_of(group, new)), rtol=1e-9, atol=0
+            )
+            assert new.norm().item() == pytest.approx(old.norm().item(), rel=1e-12)
+            if granularity == "tensor":
+                moved, taken = (
+                    (one - old) - ((one - old) * old).sum() / old.square().sum() * old for one in (new, stepped)
+                )
+                cosine = (moved * taken).sum() / moved.norm() / taken.norm()
+                assert cosine.item() == pytest.approx(1, abs=1e-9), i
+    if isinstance(optimizer.plain, torch.optim.Muon):
+        rule = rule_of_group(optimizer.plain, group).rule
+        wanted = [rule.equilibrium(shape=shape).angle for shape in shapes]
+        assert [optimizer.angle_of(group, weight) for weight in turned] == wanted
+        assert wanted[0] > 1.05 * wanted[1]  # square matrices turn further
 
 
 def no_law(p):
@@ -367,12 +427,10 @@ def no_law(p):
 @pytest.mark.parametrize(
     ("make", "settings", "message"),
     [
-        (lambda p: torch.optim.RMSprop(p), {}, "got optimizer of type RMSprop; expected torch.optim.SGD"),
+        (lambda p: torch.optim.RMSprop(p), {}, r"got a group of RMSprop .*: no law for RMSprop \(no decay\)"),
         (lambda p: p, {}, "got optimizer of type list; expected"),
-        (lambda p: ScalarRMSprop(p), {}, "got optimizer of type ScalarRMSprop; expected torch.optim.SGD"),
-        (lambda p: LionOfItsOwn(p, weight_decay=0.1), {}, "got optimizer of type LionOfItsOwn; expected"),
-        (no_law, {}, "cannot be rotational: the angle of AdamL2 depends on the gradient's size"),
-        (lambda p: torch.optim.AdamW(p, amsgrad=True), {}, "cannot be rotational: no law for AdamW with amsgrad"),
+        (lambda p: ScalarRMSprop(p), {}, r"no law for ScalarRMSprop \(adapts its own settings\).*; expected SGD"),
+        (no_law, {}, "cannot be rotational: the angle of Adam with L2 depends on the gradient's size"),
         (lambda p: torch.optim.SGD(p, lr=0.1), {}, "got weight_decay=0; expected weight_decay > 0"),
         (PLAIN["sgd"][0], {"granularity": "filter"}, "got granularity='filter'; expected one of: tensor, row"),
         (PLAIN["sgd"][0], {"granularity": "row", "which": 1}, r"granularity='row' for group0.1 of shape \(4,\)"),

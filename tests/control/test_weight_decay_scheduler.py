@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 
@@ -21,7 +22,8 @@ from torch.optim.lr_scheduler import (
 from equilibria.control import FoldedWeightDecay, RescaleOnDecay, WeightDecayScheduler
 from equilibria.errors import EquilibriaError
 from equilibria.optimizers.rules import rule_of_group
-from equilibria.theory import SGD
+from equilibria.theory import SGD, SGDW, AdamL2, AdamW, Lion, Muon, settled
+from equilibria.theory.requested import holding_weight_decay
 from equilibria.theory.schedules import Cosine
 
 
@@ -210,7 +212,7 @@ def test_lr_times_decay_stays_for_any_drop(factor):
     [
         ({}, "expected one of the two"),
         ({"schedule": 0.1, "hold": "angle"}, "expected one of the two"),
-        ({"hold": "norm"}, "expected one of: angle, time_constant"),
+        ({"hold": "speed"}, "expected one of: angle, time_constant, norm"),
         ({"schedule": "cosine"}, "got schedule='cosine'"),
         ({"schedule": -1.0}, "expected 0 <= schedule"),
         ({"schedule": 0.1, "groups": [2]}, "there are 2: 0, 1"),
@@ -244,7 +246,7 @@ def test_a_bad_value_later_raises_before_any_group_is_changed():
 
 
 def test_an_optimizer_without_a_law_cannot_hold():
-    with pytest.raises(EquilibriaError, match=r"without a law to hold \(no law for RMSprop\); use a schedule"):
+    with pytest.raises(EquilibriaError, match=r"without a law to hold \(no law for RMSprop .*\); use a schedule"):
         WeightDecayScheduler(optimizer_of(torch.optim.RMSprop), hold="angle")
 
 
@@ -298,3 +300,70 @@ def test_what_acts_on_the_weight_decay_that_is_set_belongs_outside(outer):
     ):
         WeightDecayScheduler(inside, hold="angle")
     outer(WeightDecayScheduler(drop(), hold="angle"), model=net, invariant=["0.weight"])
+
+
+# ---- a held norm
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [SGD(0.1, 5e-4, momentum=0.9), SGDW(0.1, 5e-3, momentum=0.9), AdamW(1e-3, 0.1), Lion(1e-4, 1.0), Muon(0.02, 0.1)],
+    ids=lambda rule: type(rule).__name__,
+)
+@given(factor=st.floats(1e-3, 3.0))
+def test_the_weight_decay_that_holds_the_norm_goes_as_lr(rule, factor):
+    current = dataclasses.replace(rule, lr=factor * rule.lr, weight_decay=0.0)
+    decay = holding_weight_decay(rule, current, hold="norm")
+    held = dataclasses.replace(current, weight_decay=decay)
+    assert float(settled(held).norm_sq) == pytest.approx(float(settled(rule).norm_sq), rel=1e-10)
+    assert decay == pytest.approx(factor * rule.weight_decay, rel=0.2)  # to first order in lr x wd times the memory
+
+
+def test_adam_with_l2_holds_its_norm():
+    rule = AdamL2(1e-3, 0.01)
+    decay = holding_weight_decay(rule, dataclasses.replace(rule, lr=1e-4), hold="norm")
+    norms = [one.equilibrium(unit_grad_sq=1.0, dim=1).norm for one in (rule, AdamL2(1e-4, decay))]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-9)
+
+
+def test_decay_falls_with_lr_and_comes_back_after_a_checkpoint():
+    def run(steps, state=None):
+        optimizer = optimizer_of(torch.optim.AdamW, lr=0.01)
+        scheduler = WeightDecayScheduler(CosineAnnealingLR(optimizer, 20), hold="norm")
+        if state is not None:
+            optimizer.load_state_dict(state[0])
+            scheduler.load_state_dict(json.loads(json.dumps(state[1])))
+        values = decays(scheduler, steps)
+        return values, (optimizer.state_dict(), scheduler.state_dict())
+
+    whole, _ = run(20)
+    first, state = run(8)
+    rest, _ = run(12, state)
+    assert first + rest == whole
+    lrs = [0.005 * (1 + math.cos(math.pi * t / 20)) for t in range(20)]
+    assert whole == pytest.approx([0.04 * lr / 0.01 for lr in lrs], rel=0.01)
+
+
+def test_a_measured_law_is_held_by_its_powers():
+    class Quadratic(torch.optim.Optimizer):
+        """Signs, and a decay that goes as lr squared."""
+
+        def __init__(self, params, **settings):
+            super().__init__(params, settings)
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for param in (param for param in group["params"] if param.grad is not None):
+                    param.mul_(1 - group["lr"] ** 2 * group["weight_decay"]).sub_(param.grad.sign(), alpha=group["lr"])
+
+    optimizer = optimizer_of(Quadratic, lr=0.01, weight_decay=20.0)
+    scheduler = WeightDecayScheduler(StepLR(optimizer, 1, gamma=0.5), hold="time_constant")
+    optimizer.step()
+    scheduler.step()
+    assert scheduler.get_last_weight_decay()[0] == pytest.approx(80.0)
+    optimizer = optimizer_of(Quadratic, lr=0.01, weight_decay=20.0)
+    scheduler = WeightDecayScheduler(StepLR(optimizer, 1, gamma=0.5), hold="norm")
+    optimizer.step()
+    scheduler.step()
+    assert scheduler.get_last_weight_decay()[0] == pytest.approx(20.0, rel=0.02)  # its norm does not depend on lr

@@ -19,8 +19,10 @@ from equilibria.control import (
     SGDW,
     AngularSchedule,
     FoldedWeightDecay,
+    Hyperball,
     Lion,
     ProjectedGD,
+    RelativeUpdateLimits,
     RescaleOnDecay,
     Rotational,
     ScalarRMSprop,
@@ -99,6 +101,22 @@ def rotational(plain: Make, **settings: Any) -> Make:
     def make(model: nn.Module, groups: Any, invariant: Any, options: Any) -> Controls:
         inner = plain(model, groups, invariant, options).optimizer
         return Controls(Rotational(inner, invariant=invariant, model=model, **settings))
+
+    return make
+
+
+def held(plain: Make, **settings: Any) -> Make:
+    def make(model: nn.Module, groups: Any, invariant: Any, options: Any) -> Controls:
+        inner = plain(model, groups, invariant, options).optimizer
+        return Controls(Hyperball(inner, invariant=invariant, model=model, **settings))
+
+    return make
+
+
+def limited(plain: Make, **settings: Any) -> Make:
+    def make(model: nn.Module, groups: Any, invariant: Any, options: Any) -> Controls:
+        inner = plain(model, groups, invariant, options).optimizer
+        return Controls(RelativeUpdateLimits(inner, model=model, **settings))
 
     return make
 
@@ -183,6 +201,13 @@ ROWS = [
     Row("Rotational AdamW", rotational(ADAMW, centred=True), lr=1e-3, foreach=True, **TURNING),
     Row("Rotational Lion", rotational(optimizer(Lion)), lr=1e-3, **TURNING),
     Row("Rotational SGDW", rotational(optimizer(SGDW, momentum=0.9)), **TURNING),
+    Row("Hyperball SGD", held(SGD), foreach=True, **TURNING),
+    Row("Hyperball AdamW, rows", held(ADAMW, granularity="row"), lr=1e-3, foreach=True, **TURNING),
+    Row("Hyperball Lion, equilibrium", held(optimizer(Lion), norm="equilibrium"), lr=1e-3, **TURNING),
+    Row("RelativeUpdateLimits", limited(SGD, low=0.01, high=0.02), foreach=True, sharded=False),
+    Row(
+        "RelativeUpdateLimits, rows", limited(ADAMW, high=5e-3, granularity="row"), lr=0.01, foreach=True, sharded=False
+    ),
     Row("AngularSchedule", angular(SGD, angle=0.02), **ANGULAR),
     Row("AngularSchedule, AdamW", angular(ADAMW, angle=0.02), lr=1e-3, rounding=COMPILED_ADAM, **ANGULAR),
     Row("AngularSchedule by wd", angular(SGD, angle=0.02, by="weight_decay"), **ANGULAR),
@@ -197,8 +222,11 @@ ROWS = [
     Row("RescaleOnDecay, Lion", rescaled(optimizer(Lion)), lr=0.01),
     Row("WeightDecayScheduler", falling_decay(SGD), **TORCH_INSIDE),
     Row("WeightDecayScheduler, angle", decayed(SGD, hold="angle"), **TORCH_INSIDE),
+    Row("WeightDecayScheduler, norm", decayed(ADAMW, hold="norm"), lr=0.01, rounding=COMPILED_ADAM, **TORCH_INSIDE),
 ]
 if hasattr(torch.optim, "Muon"):  # since torch 2.9
     MUON = rescaled(optimizer(torch.optim.Muon))
     MATRICES: dict[str, Any] = {"refuses_nan": False, "only_invariant": True, "rounding": COMPILED_MUON}
     ROWS.append(Row("RescaleOnDecay, Muon", MUON, lr=0.01, **MATRICES))
+    TURNED = {"only_invariant": True, "rounding": COMPILED_MUON, **TURNING}
+    ROWS.append(Row("Rotational Muon", rotational(optimizer(torch.optim.Muon)), lr=0.01, **TURNED))

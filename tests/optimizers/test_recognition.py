@@ -148,6 +148,21 @@ class MatchedRms(Orthogonal):
         return 0.2 * max(param.shape) ** 0.5
 
 
+class SpectralNorm(Orthogonal):
+    """Muon with the factor of Scion and Dion; momentum is called mu there."""
+
+    def factor(self, param):
+        return math.sqrt(param.shape[0] / param.shape[1])
+
+    def move(self, param, group, state):
+        super().move(param, {**group, "momentum": group["mu"]}, state)
+
+
+class WithoutFactor(Orthogonal):
+    def factor(self, param):
+        return 1.0
+
+
 class Flagged(MatchedRms):
     """Moonshot's constructor: learning rate first, and a word about every tensor in the state."""
 
@@ -187,6 +202,11 @@ FOLLOWING = [
     (lambda: WithoutLookAhead(matrices(), **MUON), Muon(0.02, 0.01, nesterov=False)),
     (lambda: MatchedRms(matrices(), **MUON), Muon(0.02, 0.01, adjust_lr_fn="match_rms_adamw")),
     (lambda: Flagged(1e-3, 0.1, matrices()), Muon(1e-3, 0.1, adjust_lr_fn="match_rms_adamw")),
+    (
+        lambda: SpectralNorm(matrices(), lr=0.02, weight_decay=0.01, mu=0.9),
+        Muon(0.02, 0.01, momentum=0.9, adjust_lr_fn="spectral_norm"),
+    ),
+    (lambda: WithoutFactor(matrices(), **MUON), Muon(0.02, 0.01, adjust_lr_fn="none")),
 ]
 
 
@@ -277,11 +297,6 @@ class WithoutDecay(Orthogonal):
         super().move(param, {**group, "weight_decay": 0.0}, state)
 
 
-class WithoutFactor(Orthogonal):
-    def factor(self, param):
-        return 1.0
-
-
 IMPOSTORS = [
     lambda: LargeSigns(mixed(), lr=1e-4, weight_decay=1.0, betas=(0.9, 0.99)),
     lambda: SquaredRate(mixed(), **ADAM),
@@ -291,7 +306,6 @@ IMPOSTORS = [
     lambda: LookBack(mixed(), **ADAM),
     lambda: SmallOnly([nn.Parameter(torch.ones(70, 70))], **ADAM),
     lambda: WithoutDecay(matrices(), **MUON),
-    lambda: WithoutFactor(matrices(), **MUON),
     lambda: Orthogonal([nn.Parameter(torch.ones(8, 2, 3, 3))], **MUON),  # its factor for kernels is not the rule's
 ]
 

@@ -11,7 +11,7 @@ from torch import nn
 from equilibria.control import Lion as TorchLion
 from equilibria.errors import EquilibriaError
 from equilibria.optimizers.rules import follows, rule_of_group, rule_of_optimizer
-from equilibria.theory import SGD, AdamW, Lion
+from equilibria.theory import SGD, AdamW, Identified, Lion
 from equilibria.theory.rules import SGDW, AdamL2, Muon, Rule
 
 CLASSES = {
@@ -234,3 +234,14 @@ def test_an_optimizer_without_a_rule_is_an_error_with_a_remedy():
 
 def test_lion_of_this_library_has_a_rule():
     assert rule_of_optimizer(TorchLion(parameters(), lr=1e-4, weight_decay=1.0)) == Lion(1e-4, 1.0)
+
+
+def test_a_muon_of_other_coefficients_is_measured():
+    """Its updates have another size: five steps of torch's own coefficients are what the closed law knows."""
+    weight = torch.nn.Parameter(torch.ones(24, 12))
+    optimizer = torch.optim.Muon([weight], lr=0.02, weight_decay=0.1, ns_steps=3)
+    (group,) = optimizer.param_groups
+    assert "its law is for (3.4445, -4.775, 2.0315) and 5" in rule_of_group(optimizer, group).reason
+    measured = rule_of_group(optimizer, group, measure=True).rule
+    assert isinstance(measured, Identified) and measured.name == "Muon"
+    assert 0.5 < measured.equilibrium(dim=288).norm / Muon(0.02, 0.1).equilibrium(shape=(24, 12)).norm < 0.99

@@ -121,6 +121,8 @@ HOLDING_RULES = [
 
 
 def quantity(rule, hold):
+    if hold == "norm":
+        return float(theory.settled(rule).norm_sq) ** 0.5
     return getattr(rule.equilibrium(), hold)
 
 
@@ -202,7 +204,7 @@ def test_when_momentum_moves_angle_and_time_constant_part():
         (theory.SGD(0.1, 0.0), theory.SGD(0.1), "angle", "expected all above 0"),
         (theory.SGD(0.1, 1e-3), theory.SGD(0.0), "angle", "at lr=0"),
         (theory.SGD(0.1, 1e-3), theory.AdamW(0.1), "angle", "two rules of one kind"),
-        (theory.SGD(0.1, 1e-3), theory.SGD(0.1), "norm", "expected one of: angle, time_constant"),
+        (theory.SGD(0.1, 1e-3), theory.SGD(0.1), "speed", "expected one of: angle, time_constant, norm"),
         (theory.Lion(1e-4, 1.0), theory.Lion(1e-4, 1.0, betas=(0.5, 0.9)), "angle", "expected the same momentum"),
         (theory.SGD(0.1, 5e-2), theory.SGD(0.1, momentum=0.99), "time_constant", "no weight decay does it"),
     ],

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,11 +15,13 @@ from tests.helpers import random_walk
 
 from equilibria.errors import EquilibriaError
 from equilibria.forecasting import translate
-from equilibria.theory import SGD, SGDW, AdamL2, AdamW, Lion, Muon
-from equilibria.theory.angles import angular_diffusion, n_step_angles
+from equilibria.theory import SGD, SGDW, AdamL2, AdamW, Identified, Lion, Muon
+from equilibria.theory.angles import angular_diffusion, n_step_angles, update_memory
+from equilibria.theory.identified import PowerLaw
 from equilibria.theory.settling import relaxation
 from equilibria.theory.states import settled
 from equilibria.theory.translation import (
+    MATCHES,
     translate_batch,
     translate_decay,
     translate_optimizer,
@@ -312,7 +315,9 @@ def test_nothing_changes_where_nothing_is_translated(rule):
     assert translate_decay(rule, rule.weight_decay).changed == ()
     left = translate_batch(rule, 1.0).changed
     assert left == () or isinstance(rule, AdamL2)
-    if not isinstance(rule, Muon | AdamL2):
+    if isinstance(rule, Muon):
+        assert translate_optimizer(rule, "muon", shape=(8, 4)).changed == ()
+    elif not isinstance(rule, AdamL2):
         to = {SGD: "sgd", SGDW: "sgdw", AdamW: "adamw", Lion: "lion"}[type(rule)]
         assert translate_optimizer(rule, to, **SCALE).changed == ()
 
@@ -334,6 +339,85 @@ def test_without_a_scale_between_rules_that_share_it(to):
     plain = translate_optimizer(rule, to, momentum=0.5).rule
     scaled = translate_optimizer(rule, to, momentum=0.5, unit_grad_sq=7.0).rule
     assert dataclasses.astuple(plain) == pytest.approx(dataclasses.astuple(scaled))
+
+
+# ---- Muon, shape by shape
+
+
+SHAPES = [(64, 64), (32, 128), (128, 32), (1, 7)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("match", MATCHES)
+@pytest.mark.parametrize("rule", [AdamW(1e-3, 0.1), Lion(1e-4, 1.0), Muon(0.02, 0.1, adjust_lr_fn="spectral_norm")])
+def test_to_muon_and_back(rule, match, shape):
+    scale = {"dim": float(math.prod(shape))}
+    muon = translate_optimizer(rule, "muon", match=match, shape=shape, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+    there = muon.rule.equilibrium()
+    here = rule.equilibrium(shape=shape) if isinstance(rule, Muon) else rule.equilibrium(**scale)
+    assert there.norm == pytest.approx(here.norm, rel=1e-9)
+    if match != "diffusion":
+        assert getattr(there, match) == pytest.approx(getattr(here, match), rel=1e-9)
+    own = {"momentum": rule.momentum, "adjust_lr_fn": rule.adjust_lr_fn} if isinstance(rule, Muon) else {}
+    back = translate_optimizer(muon.rule, type(rule).__name__.lower(), match=match, **own).rule
+    assert (back.lr, back.weight_decay) == pytest.approx((rule.lr, rule.weight_decay), rel=1e-9)
+
+
+def test_sgd_to_muon_needs_the_gradient():
+    with pytest.raises(EquilibriaError, match=r"expected both, to match the norms of SGD and Muon"):
+        translate_optimizer(SGD_RULE, "muon", shape=(4, 4))
+    new = translate_optimizer(SGD_RULE, "muon", shape=(4, 4), unit_grad_sq=3.0).rule
+    assert new.equilibrium().norm == pytest.approx(SGD_RULE.equilibrium(3.0).norm)
+
+
+# ---- measured laws, against the closed rules that they were made of
+
+
+def measured(rule, **step):
+    """The measured law that an experiment with this rule would give."""
+    step, decay = PowerLaw(step.pop("factor", 1.0), lr=1.0, **step), PowerLaw(1.0, lr=1.0, weight_decay=1.0)
+    return Identified(rule.lr, rule.weight_decay, name="own", step=step, decay=decay, memory=update_memory(rule))
+
+
+def measured_adamw():
+    return measured(AdamW(1e-3, 0.1, betas=(0.9, 0.99)), factor=math.sqrt(0.1 / 1.9), entries=0.5)
+
+
+def measured_sgd():
+    return measured(SGDW(0.1, 5e-3), grad=1.0)
+
+
+@pytest.mark.parametrize(
+    ("law", "rule"),
+    [(measured_adamw(), AdamW(1e-3, 0.1, betas=(0.9, 0.99))), (measured_sgd(), SGDW(0.1, 5e-3))],
+    ids=["AdamW", "SGDW"],
+)
+@given(factor=st.floats(0.2, 5.0))
+def test_a_measured_law_is_translated_as_the_rule_behind_it(law, rule, factor):
+    for translated in (
+        lambda one: translate_scale(one, factor),
+        lambda one: translate_batch(one, factor),
+        lambda one: translate_decay(one, factor),
+        lambda one: translate_optimizer(one, "lion", unit_grad_sq=2.0, dim=100),
+    ):
+        new, expected = translated(law).rule, translated(rule).rule
+        assert (new.lr, new.weight_decay) == pytest.approx((expected.lr, expected.weight_decay), rel=1e-6)
+
+
+@pytest.mark.parametrize("match", MATCHES)
+def test_to_a_measured_law(match):
+    lion = Lion(2e-4, 1.0)
+    new = translate_optimizer(lion, measured_adamw(), match=match, dim=100).rule
+    here, there = lion.equilibrium(dim=100), new.equilibrium(dim=100)
+    assert there.norm == pytest.approx(here.norm)
+    assert isinstance(new, Identified) and new.name == "own"
+    if match != "diffusion":
+        assert getattr(there, match) == pytest.approx(getattr(here, match))
+
+
+def test_turning_of_a_measured_law_over_many_steps():
+    rule = AdamW(1e-3, 0.1, betas=(0.9, 0.99))
+    np.testing.assert_allclose(n_step_angles(measured_adamw(), 50), n_step_angles(rule, 50), rtol=1e-9)
 
 
 SGD_RULE = SGD(0.1, 5e-4, momentum=0.9)
@@ -379,16 +463,42 @@ def test_bad_input_raises(call):
 @pytest.mark.parametrize(
     ("call", "argument", "words"),
     [
-        (lambda: translate(SGD_RULE, to="muon"), "to", r"got to='muon'; expected .*shape of each matrix"),
+        (lambda: translate(SGD_RULE, to="muon"), "shape", r"got to='muon' without a shape; expected shape=\(rows, col"),
         (
             lambda: translate(Muon(0.1, 0.1), to="adamw"),
+            "shape",
+            r"got Muon\(\.\.\.\) as the rule without a shape; .*shape of each matrix",
+        ),
+        (
+            lambda: translate(Muon(0.1, 0.1, shape=(3, 4)), to="adamw", dim=12),
+            "dim",
+            r"got dim=12 with a shape; expected the shape alone",
+        ),
+        (
+            lambda: translate(SGD_RULE, to=measured_sgd(), dim=100),
+            "unit_grad_sq",
+            r"got unit_grad_sq=None, dim=100; expected unit_grad_sq, to match the norms of SGD and own",
+        ),
+        (
+            lambda: translate(SGD_RULE, to=measured_sgd(), betas=(0.9, 0.9)),
+            "betas",
+            r"got betas with to=the measured law of own, which has no such setting",
+        ),
+        (
+            lambda: translate(AdamW(1e-3, 0.1), to="sphere", dim=10),
+            "steps",
+            r"got no steps; expected .* with to='sphere'",
+        ),
+        (lambda: translate(AdamW(1e-3, 0.1), to="lion", steps=10, dim=10), "steps", r"got steps with to='lion'"),
+        (
+            lambda: translate(SGD_RULE, to="sphere", steps=10, dim=10),
             "rule",
-            r"got Muon\(\.\.\.\) as the rule; .*shape of each matrix",
+            r"got SGD, whose step depends on the size",
         ),
         (
             lambda: translate(SGD_RULE, to="adamw", momentum=0.9),
             "momentum",
-            r"got momentum with to='adamw', which has no such setting; expected it only with to: sgd, sgdw \(adamw",
+            r"got momentum with to='adamw', which has no such setting; expected it only with to: sgd, sgdw, muon",
         ),
         (
             lambda: translate(SGD_RULE, batch=2, betas=(0.9, 0.99)),

@@ -26,7 +26,7 @@ rule = SGD(0.1, 5e-4, momentum=0.9)
 eq.translate(rule, to="sgdw", match="diffusion", momentum=0.5)
 eq.translate(rule, to="sgdw", match="difusion")  # type: ignore[arg-type]
 eq.translate(rule, to="sgdw", mach="diffusion")  # type: ignore[call-arg]
-eq.translate(rule, to="muon")  # type: ignore[arg-type]
+eq.translate(rule, to="moon")  # type: ignore[arg-type]
 eq.fold(0.1, 5e-4, steps=10, optimizer="sgd")
 eq.fold(0.1, 5e-4, steps=10, optimizer="sdg")  # type: ignore[arg-type]
 alternatives(rule, 0.1, steps=100, init_norm=1.0, unit_grad_sq=1.0)

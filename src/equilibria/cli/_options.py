@@ -14,6 +14,7 @@ from equilibria.errors import EquilibriaError, number, one_of, whole
 
 if TYPE_CHECKING:
     from equilibria.theory import Rule
+    from equilibria.theory.settling import Timescale
 
 OPTIMIZERS = ("sgd", "sgdw", "adamw", "adam", "lion", "muon")
 _NEEDS = {
@@ -21,6 +22,7 @@ _NEEDS = {
     "nesterov": ("sgd", "muon"),
     "dampening": ("sgd",),
     "betas": ("adamw", "adam", "lion"),
+    "adjust_lr_fn": ("muon",),
 }
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -92,6 +94,7 @@ def _rule_options(*, required: bool) -> tuple[Callable[[Command], Command], Call
         click.option("--nesterov", is_flag=True, help="Nesterov momentum (sgd; muon has it on by itself)."),
         click.option("--dampening", type=NUMBER, help="Dampening (sgd)."),
         click.option("--betas", help="beta1,beta2 (adamw, adam: 0.9,0.999 if not given; lion: 0.9,0.99)."),
+        click.option("--adjust-lr-fn", help="muon: original (if not given), match_rms_adamw, spectral_norm or none."),
     )
     return optimizer, settings
 
@@ -104,6 +107,10 @@ scale_options = apply(
     click.option("--dim", type=WHOLE, help="Number of entries of the weight; fixes the norm of adamw, lion."),
 )
 shape_option = click.option("--shape", help="muon: rows,columns of the matrix, such as 1024,4096; fixes its norm.")
+data_options = apply(
+    click.option("--batch-size", type=NUMBER, help="Examples or tokens per step; shows times in them too."),
+    click.option("--data-size", type=NUMBER, help="Examples or tokens in the data; shows times in epochs too."),
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value and nothing else.")
 
 
@@ -125,12 +132,38 @@ def optimizer_of(options: dict[str, Any]) -> str:
 
 def shape_of(options: dict[str, Any]) -> tuple[int, int] | None:
     """Rows and columns of the matrix; None without --shape."""
-    if options["shape"] is None:
-        return None
-    sides = numbers("--shape", options["shape"], example="1024,4096")
+    return None if options["shape"] is None else parsed_shape(options["shape"])
+
+
+def parsed_shape(text: str) -> tuple[int, int]:
+    """Rows and columns from the text of --shape."""
+    sides = numbers("--shape", text, example="1024,4096")
     if len(sides) != 2:
-        raise EquilibriaError(f"got --shape {options['shape']}; expected two numbers, rows,columns, such as 1024,4096")
+        raise EquilibriaError(f"got --shape {text}; expected two numbers, rows,columns, such as 1024,4096")
     return whole("--shape", sides[0], low=1), whole("--shape", sides[1], low=1)
+
+
+def timescale_of(rule: Rule, options: dict[str, Any]) -> Timescale | None:
+    """How long the weights remember, in steps and data; None without --batch-size."""
+    from equilibria.theory.settling import decay_timescale
+
+    if options["batch_size"] is None:
+        if options["data_size"] is not None:
+            raise EquilibriaError("got --data-size without --batch-size; expected both", argument="--batch-size")
+        return None
+    scale = {name: options[name] for name in ("unit_grad_sq", "dim")}
+    return decay_timescale(rule, batch=options["batch_size"], data=options["data_size"], **scale)
+
+
+def in_data(steps: float, options: dict[str, Any]) -> str:
+    """Steps as text, with the examples or tokens and the epochs that they see where those are known."""
+    parts = [f"{steps:,.1f} steps".replace(".0 ", " ")]
+    if options["batch_size"] is not None:
+        seen = steps * options["batch_size"]
+        parts.append(f"{seen:,.4g} examples or tokens")
+        if options["data_size"] is not None:
+            parts.append(f"{seen / options['data_size']:.3g} epochs")
+    return " = ".join(parts)
 
 
 def build_rule(options: dict[str, Any]) -> Rule:
@@ -145,7 +178,7 @@ def build_rule(options: dict[str, Any]) -> Rule:
     for name in settings:
         if optimizer not in _NEEDS[name]:
             raise EquilibriaError(
-                f"got --{name} with --optimizer {optimizer}; expected it only with: {', '.join(_NEEDS[name])}"
+                f"got {flag(name)} with --optimizer {optimizer}; expected it only with: {', '.join(_NEEDS[name])}"
             )
     if "betas" in settings:
         settings["betas"] = tuple(numbers("--betas", settings["betas"], example="0.9,0.999"))

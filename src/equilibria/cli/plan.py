@@ -10,7 +10,9 @@ from equilibria.cli._options import (
     NUMBER,
     PATH,
     build_rule,
+    data_options,
     example,
+    in_data,
     json_option,
     named,
     optimizer_of,
@@ -19,6 +21,7 @@ from equilibria.cli._options import (
     scale_options,
     shape_of,
     shape_option,
+    timescale_of,
 )
 from equilibria.cli._output import jsonable, print_json
 from equilibria.cli._schedule import ScheduledRun, build_run, schedule_options
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 @click.option(
     "--tolerance", type=NUMBER, default=0.05, show_default=True, help="Relative deviation that counts as settled."
 )
+@data_options
 @click.option("--html", type=PATH, help="Also write one offline page to this file.")
 @json_option
 def command(**options: Any) -> None:
@@ -62,10 +66,12 @@ def command(**options: Any) -> None:
 
         with named({"path": "--html"}):
             plan_page(result, alternatives=alternatives(rule, run.schedule, **settings)).write(options["html"])
+    has_decay = result.situation.start_norm is not None
+    timescale = timescale_of(result.situation.rule, options) if has_decay else None
     if options["as_json"]:
-        print_json(_contract(result))
+        print_json(_contract(result) | ({} if timescale is None else {"timescale": jsonable(timescale)}))
         return
-    _show(result)
+    _show(result, "" if timescale is None else _data_time(result, timescale.steps, options))
     if options["html"] is not None:
         print(f"  Page: {options['html']}\n")
 
@@ -108,7 +114,16 @@ def _contract(result: Plan) -> dict[str, Any]:
     return value
 
 
-def _show(result: Plan) -> None:
+def _data_time(result: Plan, steps: float, options: dict[str, Any]) -> str:
+    """How long the weights remember at the largest lr x wd, in data, and how much of the data the run sees."""
+    whole_run = in_data(result.situation.steps, options)
+    return (
+        f"At lr {result.situation.rule.lr:g} the weights average over the last {in_data(steps, options)}; the run has "
+        f"{whole_run}."
+    )
+
+
+def _show(result: Plan, data_time: str) -> None:
     print()
     print(phase_table(result))
     print()
@@ -120,6 +135,8 @@ def _show(result: Plan) -> None:
     if _without_decay(result):
         share = "No equilibrium without weight decay."
     print(wrap(f"{share} {_start(result)} For scale-invariant weights and noise-dominated gradients.") + "\n")
+    if data_time:
+        print(wrap(data_time) + "\n")
     for finding in result.findings:
         mark = paint("!", "33;1") if finding.severity == "warning" else paint("i", "36")
         print(

@@ -18,6 +18,7 @@ from equilibria.cli._options import (
     json_option,
     named,
     numbers,
+    parsed_shape,
     rule_or_run_options,
     scale_options,
 )
@@ -31,13 +32,15 @@ if TYPE_CHECKING:
     from equilibria.theory import Rule
     from equilibria.theory.translation import Translation
 
-_TARGETS = ("sgd", "sgdw", "adamw", "lion")
+_TARGETS = ("sgd", "sgdw", "adamw", "lion", "muon")
 _USED_BY = {
     "match": _TARGETS,
-    "to_momentum": ("sgd", "sgdw"),
+    "to_momentum": ("sgd", "sgdw", "muon"),
     "to_betas": ("adamw", "lion"),
+    "to_adjust_lr_fn": ("muon",),
     "unit_grad_sq": _TARGETS,
     "dim": _TARGETS,
+    "shape": _TARGETS,
 }
 _MOST_LAYERS = 12
 _LOST = 0.1  # as in `LayerScaling.breaks_at`
@@ -49,6 +52,7 @@ _ARGUMENTS = {"scale_init": "scale", "scale_batch": "batch", "hold_angle_at_wd":
     "translate",
     epilog=example(
         "translate --optimizer adamw --lr 1e-3 --wd 0.1 --to lion --to-betas 0.9,0.99",
+        "translate --optimizer adamw --lr 3e-4 --wd 0.1 --to muon --shape 768,768 --shape 3072,768",
         "translate --run runs/a --scale-batch 8",
     ),
 )
@@ -57,10 +61,12 @@ _ARGUMENTS = {"scale_init": "scale", "scale_batch": "batch", "hold_angle_at_wd":
 @click.option("--scale-init", type=NUMBER, help="Factor of the initial weights.")
 @click.option("--scale-batch", type=NUMBER, help="Factor of the batch size.")
 @click.option("--hold-angle-at-wd", type=NUMBER, help="Another weight decay, at the same angle.")
-@click.option("--to", help="Another optimizer: sgd, sgdw, adamw or lion.")
+@click.option("--to", help="Another optimizer: sgd, sgdw, adamw, lion or muon.")
 @click.option("--match", help="with --to: angle (default), diffusion or time_constant.")
-@click.option("--to-momentum", type=NUMBER, help="with --to sgd, sgdw: its momentum.")
+@click.option("--to-momentum", type=NUMBER, help="with --to sgd, sgdw, muon: its momentum.")
 @click.option("--to-betas", help="with --to adamw, lion: its betas.")
+@click.option("--to-adjust-lr-fn", help="with --to muon: original, match_rms_adamw, spectral_norm or none.")
+@click.option("--shape", multiple=True, help="from and to muon: rows,columns of a matrix; once per shape.")
 @scale_options
 @json_option
 def command(**options: Any) -> None:
@@ -69,8 +75,7 @@ def command(**options: Any) -> None:
     With --run and --scale-batch the settings are those of a recorded run, and the output says how far they can be
     scaled on its network.
     """
-    from equilibria.forecasting import translate
-
+    options["shape"] = options["shape"] or None
     if options["run"] is not None:
         _translate_run(options)
         return
@@ -78,7 +83,7 @@ def command(**options: Any) -> None:
         raise EquilibriaError("--optimizer is missing; expected one, such as --optimizer sgd, or --run RUN")
     rule = build_rule(options)
     if options["to"] is not None:
-        options["to"] = _checked_target(options["to"].lower())
+        options["to"] = one_of("--to", options["to"].lower(), _TARGETS)
     target = {name: options[option] for option, name in _ARGUMENTS.items() if options[option] is not None}
     if len(target) != 1:
         typed = [flag(option) for option in _ARGUMENTS if options[option] is not None]
@@ -87,19 +92,35 @@ def command(**options: Any) -> None:
             "--hold-angle-at-wd and --to"
         )
     _check_target(options)
+    shapes = [parsed_shape(text) for text in options["shape"] or ()]
+    results = [_translated(rule, target, options, shape) for shape in shapes]
+    results = results or [_translated(rule, target, options, None)]
+    if options["as_json"]:
+        shown = [{**jsonable(result), "optimizer": type(result.rule).__name__} for result in results]
+        print_json(shown[0] if len(shown) == 1 else shown)
+    elif len(results) == 1:
+        _show(rule, results[0])
+    else:
+        _show_shapes(rule, shapes, results)
+
+
+def _translated(
+    rule: Rule, target: dict[str, Any], options: dict[str, Any], shape: tuple[int, int] | None
+) -> Translation:
+    from equilibria.forecasting import translate
+
     extra = {
         "match": options["match"],
         "momentum": options["to_momentum"],
         "betas": _to_betas(options["to_betas"]),
+        "adjust_lr_fn": options["to_adjust_lr_fn"],
         "unit_grad_sq": options["unit_grad_sq"],
         "dim": options["dim"],
+        "shape": shape,
     }
-    with named({"momentum": "--to-momentum", "betas": "--to-betas"}):
-        result = translate(rule, **target, **{name: value for name, value in extra.items() if value is not None})
-    if options["as_json"]:
-        print_json({**jsonable(result), "optimizer": type(result.rule).__name__})
-    else:
-        _show(rule, result)
+    flags = {"momentum": "--to-momentum", "betas": "--to-betas", "adjust_lr_fn": "--to-adjust-lr-fn"}
+    with named(flags):
+        return translate(rule, **target, **{name: value for name, value in extra.items() if value is not None})
 
 
 def _translate_run(options: dict[str, Any]) -> None:
@@ -121,18 +142,6 @@ def _translate_run(options: dict[str, Any]) -> None:
         return
     _show(result.present, result)
     _show_layers(result)
-
-
-def _checked_target(to: str) -> str:
-    """The optimizer to translate to, in lower case."""
-    if to == "muon":
-        raise EquilibriaError(
-            f"got --to muon; expected one of: {', '.join(_TARGETS)}: the size of Muon's update depends on the shape of "
-            "each matrix, so that one lr and weight decay cannot match a whole network. Compare one matrix instead: "
-            "equilibria equilibrium --optimizer muon --lr LR --wd WD --shape ROWS,COLUMNS",
-            argument="--to",
-        )
-    return one_of("--to", to, _TARGETS)
 
 
 def _check_target(options: dict[str, Any]) -> None:
@@ -168,6 +177,24 @@ def _show(old: Rule, new: Translation) -> None:
     if new.alternative:
         print("  Alternative")
         print(wrap(new.alternative, indent="    ? ", hang="      "))
+    print()
+
+
+def _show_shapes(old: Rule, shapes: Sequence[tuple[int, int]], results: Sequence[Translation]) -> None:
+    """One row per shape, and the quantities that are kept and changed for each."""
+    rows = [["shape", "lr", "weight_decay", "angle per step", "norm"]]
+    for (first, second), result in zip(shapes, results, strict=True):
+        new: Any = result.rule
+        scale = {"shape": (first, second)} if type(new).__name__ == "Muon" else {"dim": first * second}
+        there = new.equilibrium(**scale)
+        norm = "" if there.norm is None else f"{float(there.norm):.4g}"
+        numbers_shown = [_text(new.lr), _text(new.weight_decay), f"{float(there.angle):.4g}", norm]
+        rows.append([f"{first}x{second}", *numbers_shown])
+    print(f"\n  {old}\n  to {type(results[0].rule).__name__}\n")
+    print(table(rows, left=1))
+    print("\n" + wrap(f"Kept for every shape: {', '.join(results[0].kept)}", hang="    "))
+    for row, result in zip(rows[1:], results, strict=True):
+        print(wrap(f"Not kept, {row[0]}: {'; '.join(result.changed)}", hang="    "))
     print()
 
 

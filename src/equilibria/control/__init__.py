@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from equilibria.control._angular_schedule import AngularSchedule, ControlledSetting, Delivered
 from equilibria.control._folded_weight_decay import FoldedWeightDecay
+from equilibria.control._hyperball import HeldNorm, Hyperball
 from equilibria.control._lion import Lion
 from equilibria.control._projected_gd import ProjectedGD, Sphere, SphereScheduler
+from equilibria.control._relative_update_limits import RelativeUpdateLimits
 from equilibria.control._rescale_on_decay import RescaleOnDecay, RescaleWarning
 from equilibria.control._rotational import Rotational
 from equilibria.control._scalar_rmsprop import ScalarRMSprop
@@ -25,9 +27,12 @@ __all__ = [
     "Delivered",
     "FoldedWeightDecay",
     "Granularity",
+    "HeldNorm",
     "Hold",
+    "Hyperball",
     "Lion",
     "ProjectedGD",
+    "RelativeUpdateLimits",
     "RescaleOnDecay",
     "RescaleWarning",
     "Rotational",

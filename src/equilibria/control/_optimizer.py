@@ -1,18 +1,21 @@
-"""The base class of this package's optimizers: groups and gradients are checked before a step changes anything."""
+"""The base classes of this package's optimizers: groups and gradients are checked before a step changes anything."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from equilibria.errors import EquilibriaError, number
+from equilibria.errors import EquilibriaError, number, within
+from equilibria.optimizers.controllers import announce
+from equilibria.optimizers.rules import rule_of_group
 from equilibria.tensors.inner_products import products_of
 from equilibria.tensors.layout import flat, is_sharded, local
+from equilibria.theory.rules import Rule
 
 _VALID_LR = 1e-30  # stands in for a learning rate that is not read; every check accepts it
 
@@ -67,6 +70,76 @@ class CheckedOptimizer(Optimizer):
 
     def _move(self, weight: Tensor, group: dict[str, Any]) -> None:
         raise NotImplementedError
+
+
+class OptimizerWrapper(CheckedOptimizer):
+    """Takes an optimizer's place: shares its groups and state, and acts around its steps.
+
+    The wrapped one must no longer be stepped directly. A subclass sets its attributes, then calls this constructor, and
+    acts in `_move_all`.
+
+    Attributes:
+        plain: the wrapped optimizer.
+    """
+
+    plain: Optimizer
+    _attributes: ClassVar[tuple[str, ...]] = ("plain",)  # those that copies and pickles keep
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.plain = optimizer
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self._share()
+        vars(optimizer)["equilibria_stepped_by"] = type(self).__name__  # `watch` then asks for this one
+        announce(self, self)
+
+    @property
+    def promise(self) -> str:
+        """What it does, in a few words that follow its name."""
+        raise NotImplementedError
+
+    def equilibria_rule(self, group: dict[str, Any]) -> Rule:
+        """The rule that the wrapped optimizer follows on a group."""
+        law = rule_of_group(self.plain, group)
+        if law.rule is None:
+            raise EquilibriaError(law.reason)
+        return law.rule
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of further parameters, which the wrapped optimizer steps."""
+        if self.__dict__.get("param_groups") is self.plain.param_groups:
+            self.plain.add_param_group(param_group)
+        else:
+            super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume from a checkpoint of this optimizer."""
+        self.plain.load_state_dict(state_dict)
+        self._share()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        announce(self, self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in self._attributes}}
+
+    def _check_group(self, settings: dict[str, Any]) -> None:
+        within("lr", as_number("lr", settings["lr"]), low=0)
+
+    def _share(self) -> None:
+        self.param_groups, self.state = self.plain.param_groups, self.plain.state
+
+
+def require_optimizer(optimizer: object) -> None:
+    """Raise unless this is an optimizer that a wrapper can step.
+
+    Raises:
+        EquilibriaError: with its type.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise EquilibriaError(
+            f"got optimizer of type {type(optimizer).__name__}; expected a torch.optim.Optimizer", argument="optimizer"
+        )
 
 
 def _readable(group: dict[str, Any]) -> dict[str, Any]:
@@ -144,6 +217,18 @@ def _require_finite(param: Tensor, by: str) -> None:
             f"got a gradient with {bad} of {param.numel()} entries not finite for a parameter of shape "
             f"{tuple(param.shape)}; {by} took no step, weights and state are as they were: lower lr, clip gradients, "
             "or skip such batches (torch.amp.GradScaler does)"
+        )
+
+
+def require_whole(name: str, weight: Tensor) -> None:
+    """Raise for a tensor whose norm is spread over processes.
+
+    Raises:
+        EquilibriaError: with its name.
+    """
+    if is_sharded(weight):
+        raise EquilibriaError(
+            f"got {name} as a DTensor; expected whole tensors: its norm is spread over processes", argument="invariant"
         )
 
 

@@ -1,16 +1,18 @@
 """Rotational optimizers: every scale-invariant weight turns by exactly the equilibrium angle at every step.
 
 `Rotational` computes the angle from lr and weight decay; the direction of a step is the plain optimizer's update
-without its decay (``_sgd_direction`` and so on); ``turn`` moves the weight along it by the angle and keeps its norm.
+without its decay (``_sgd_direction`` and so on; where no such function is known, the step that it takes); ``turn``
+moves the weight along it by the angle and keeps its norm.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,28 +21,34 @@ from torch.optim.optimizer import Optimizer
 from equilibria import theory
 from equilibria.control._invariance_check import InvarianceCheck
 from equilibria.control._lion import Lion
-from equilibria.control._optimizer import CheckedOptimizer, require_fine, with_gradient
+from equilibria.control._optimizer import (
+    OptimizerWrapper,
+    require_fine,
+    require_optimizer,
+    require_whole,
+    with_gradient,
+)
 from equilibria.control._sgdw import SGDW
 from equilibria.control._units import Granularity, require_units, unit_axes, unit_norms, unit_products, write_units
 from equilibria.errors import EquilibriaError
 from equilibria.findings import counted
-from equilibria.optimizers.controllers import announce
 from equilibria.optimizers.rules import follows, rule_of_group
 from equilibria.tensors.invariance import Invariant, invariant_tensors
-from equilibria.tensors.layout import flat, is_dense, is_sharded, matrix
+from equilibria.tensors.layout import flat, is_dense, matrix
 from equilibria.theory.rules import Rule
 
-PLAIN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, SGDW, Lion)  # Adam: its decay may be decoupled
+_PLAIN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, SGDW, Lion)  # Adam: its decay may be decoupled
 _STRETCH = 1 << 18  # elements that stay in a processor's caches while several operations pass over them
 _ILL_CONDITIONED = 0.1  # tangent share of the update's square, below which float32 leaves too few digits of it
 _NO_TANGENT = 1e-12  # tangent share below which there is no direction to turn to, even in float64
 
 
-class Rotational(CheckedOptimizer):
+class Rotational(OptimizerWrapper):
     """Turns scale-invariant weights by the equilibrium angle from the first step on (Kosson et al.).
 
-    Wraps SGD (momentum, dampening, Nesterov), SGDW, AdamW or Lion. The direction of a step is the plain optimizer's
-    update without its weight decay, orthogonal to the weight. Its angle is the equilibrium angle of the group's lr and
+    Wraps SGD (momentum, dampening, Nesterov), SGDW, AdamW, Lion, Muon, and every other optimizer that has a law, closed
+    or measured (`equilibria.identify`). The direction of a step is the plain optimizer's update without its weight
+    decay, orthogonal to the weight. Its angle is the equilibrium angle of the group's lr and
     weight decay, such as `theory.SGD(...).equilibrium().angle`. The norm stays constant, so weight decay only sets the
     angle. The plain optimizer steps all other parameters, weight decay included.
 
@@ -50,10 +58,12 @@ class Rotational(CheckedOptimizer):
     is right on average, while here it is exact; and Lion's law is the corrected one.
 
     It shares groups and state with the plain optimizer, which must no longer be stepped directly. Schedulers,
-    checkpoints and gradient scaling work as on any optimizer.
+    checkpoints and gradient scaling work as on any optimizer. Muon's angle depends on the shape of the matrix. Under
+    Muon, and optimizers of others, the plain one takes its step and the weight is turned along it; that needs a copy of
+    the weights that turn.
 
     Args:
-        optimizer: the plain optimizer: torch.optim.SGD, torch.optim.AdamW, or SGDW, Lion of this package.
+        optimizer: the plain optimizer.
         model: the network, to look up names and the axis that numbers a tensor's outputs (0 without it).
         invariant: the scale-invariant weights: names, tensors, or a result of `equilibria.symmetries`, of which
             ``sym.alone`` is used.
@@ -77,6 +87,8 @@ class Rotational(CheckedOptimizer):
         (5.0, 0.999)
     """
 
+    _attributes: ClassVar = ("plain", "granularity", "centred", "axes", "_check", "_names")
+
     def __init__(
         self,
         optimizer: Optimizer,
@@ -86,12 +98,7 @@ class Rotational(CheckedOptimizer):
         granularity: Granularity = "tensor",
         centred: bool = False,
     ) -> None:
-        if not isinstance(optimizer, PLAIN) or not any(follows(optimizer, kind) for kind in PLAIN):
-            raise EquilibriaError(
-                f"got optimizer of type {type(optimizer).__name__}; expected torch.optim.SGD, torch.optim.AdamW, "
-                "equilibria.control.SGDW or equilibria.control.Lion",
-                argument="optimizer",
-            )
+        require_optimizer(optimizer)
         weights = invariant_tensors(invariant, optimizer=optimizer, model=model)
         axes = unit_axes(weights, invariant=invariant, model=model, granularity=granularity)
         self.plain, self.granularity, self.centred, self._scratch = optimizer, granularity, bool(centred), _Scratch()
@@ -100,12 +107,9 @@ class Rotational(CheckedOptimizer):
         for name, weight in weights.items():
             _check_weight(name, weight, self.axes[weight], centred=self.centred)
         for group in optimizer.param_groups:
-            if self._is_rotational(group):
-                self.angle_of(group)
-        super().__init__(optimizer.param_groups, optimizer.defaults)
-        self._share()
-        vars(optimizer)["equilibria_stepped_by"] = type(self).__name__  # `watch` then asks for this one
-        announce(self, self)
+            for weight in self._turning(group):
+                self.angle_of(group, weight)
+        super().__init__(optimizer)
         if self.centred:
             self._centre()
 
@@ -121,69 +125,63 @@ class Rotational(CheckedOptimizer):
         """
         if weight not in self.axes:
             return None
-        return math.nan if by_row and self.granularity == "tensor" else self.angle_of(group)
+        return math.nan if by_row and self.granularity == "tensor" else self.angle_of(group, weight)
 
-    def angle_of(self, group: dict[str, Any]) -> float:
-        """Radians per step by which the invariant weights of a group turn with its present settings.
+    def angle_of(self, group: dict[str, Any], weight: Tensor | None = None) -> float:
+        """Radians per step by which invariant weights of a group turn with its present settings.
+
+        Args:
+            group: the parameter group.
+            weight: the weight, on whose shape Muon's angle depends.
 
         Raises:
             EquilibriaError: the settings have no equilibrium.
         """
         rule = self._rule(group)
+        if isinstance(rule, theory.Muon) and weight is not None:
+            rule = dataclasses.replace(rule, shape=(len(weight), weight.numel() // len(weight)))
         return 0.0 if rule.lr == 0 else _equilibrium_angle(rule)
 
     def equilibria_rule(self, group: dict[str, Any]) -> Rule:
         """The rule that a group without rotational weights follows; rotational ones keep their norm and follow none."""
-        if self._is_rotational(group):
-            raise EquilibriaError(
-                f"its invariant weights keep their norm and turn by {self.angle_of(group):.3g} rad per step"
-            )
-        law = rule_of_group(self.plain, group)
-        if law.rule is None:
-            raise EquilibriaError(law.reason)
-        return law.rule
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of further parameters, which are not rotational."""
-        if "plain" in self.__dict__ and self.param_groups is self.plain.param_groups:
-            self.plain.add_param_group(param_group)
-        else:
-            super().add_param_group(param_group)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from a checkpoint of this optimizer."""
-        self.plain.load_state_dict(state_dict)
-        self._share()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        announce(self, self)
+        if weights := self._turning(group):
+            angles = [self.angle_of(group, weight) for weight in weights]
+            shown = " to ".join(dict.fromkeys(f"{angle:.3g}" for angle in (min(angles), max(angles))))
+            raise EquilibriaError(f"its invariant weights keep their norm and turn by {shown} rad per step")
+        return super().equilibria_rule(group)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("plain", "granularity", "centred", "axes", "_check", "_names")}
-        return {**super().__getstate__(), **own, "_scratch": _Scratch()}
+        return {**super().__getstate__(), "_scratch": _Scratch()}
 
     def _move_all(self) -> None:
         turns = [planned for group in self.param_groups for planned in self._planned(group)]
         self._check.check({self._names[planned.weight]: planned.weight for planned in turns}, self.axes)
-        self._step_others([planned.weight for planned in turns])
+        stepped = [planned for planned in turns if planned.direction is None]
+        before = [planned.weight.detach().clone() for planned in stepped]
+        self._step_plain([planned.weight for planned in turns if planned.direction is not None])
+        for planned, weight in zip(stepped, before, strict=True):
+            taken = weight - planned.weight
+            planned.weight.copy_(weight)
+            self._turn(planned, taken)
         for planned in turns:
-            self._turn(planned)
+            if planned.direction is not None:
+                self._turn(planned, self._update(planned, planned.direction))
 
-    def _is_rotational(self, group: dict[str, Any]) -> bool:
-        return any(param in self.axes for param in group["params"])
+    def _turning(self, group: dict[str, Any]) -> list[Tensor]:
+        return [param for param in group["params"] if param in self.axes]
 
     def _rule(self, group: dict[str, Any]) -> Rule:
-        law = rule_of_group(self.plain, group)
-        if law.rule is None or type(law.rule) not in _DIRECTIONS:
-            why = law.reason or f"the angle of {type(law.rule).__name__} depends on the gradient's size"
+        law = rule_of_group(self.plain, group, measure=True)
+        rule = law.rule
+        coupled = isinstance(rule, theory.AdamL2) or (isinstance(rule, theory.Identified) and rule.is_coupled)
+        if rule is None or coupled:
+            why = law.reason or f"the angle of {type(self.plain).__name__} with L2 depends on the gradient's size"
             raise EquilibriaError(
-                f"got a group that cannot be rotational: {why}; expected SGD, SGDW, AdamW or Lion", argument="optimizer"
+                f"got a group of {type(self.plain).__name__} that cannot be rotational: {why}; expected SGD, SGDW, "
+                "AdamW, Lion, Muon, or an optimizer for which equilibria.identify finds a decoupled decay",
+                argument="optimizer",
             )
-        return law.rule
-
-    def _share(self) -> None:
-        self.param_groups, self.state = self.plain.param_groups, self.plain.state
+        return rule
 
     @torch.no_grad()
     def _centre(self) -> None:
@@ -199,8 +197,11 @@ class Rotational(CheckedOptimizer):
         weights = [weight for weight in with_gradient(group["params"]) if weight in self.axes]
         if not weights:
             return []
-        direction, angle = _DIRECTIONS[type(self._rule(group))], self.angle_of(group)
-        return [_Turn(weight, group, direction, angle, self._radius(weight)) for weight in weights]
+        is_known = any(follows(self.plain, kind) for kind in _PLAIN)
+        direction = _DIRECTIONS.get(type(self._rule(group))) if is_known else None
+        return [
+            _Turn(weight, group, direction, self.angle_of(group, weight), self._radius(weight)) for weight in weights
+        ]
 
     def _radius(self, weight: Tensor) -> Tensor:
         """The constant norm of every unit: its norm at the first step."""
@@ -217,8 +218,8 @@ class Rotational(CheckedOptimizer):
             )
         return radius
 
-    def _step_others(self, turning: list[Tensor]) -> None:
-        """Let the plain optimizer step everything else: it skips parameters without a gradient."""
+    def _step_plain(self, turning: list[Tensor]) -> None:
+        """Let the plain optimizer step everything but these: it skips parameters without a gradient."""
         gradients = [weight.grad for weight in turning]
         try:
             for weight in turning:
@@ -229,13 +230,15 @@ class Rotational(CheckedOptimizer):
             for weight, gradient in zip(turning, gradients, strict=True):
                 weight.grad = gradient
 
-    def _turn(self, planned: _Turn) -> None:
-        weight, group, axis = planned.weight, planned.group, self.axes[planned.weight]
+    def _update(self, planned: _Turn, direction: _Direction) -> Tensor:
+        weight, group = planned.weight, planned.group
         assert weight.grad is not None
         gradient = -weight.grad if group.get("maximize") else weight.grad
-        state = self.state[weight]
-        state["radius"] = planned.radius
-        update = planned.direction(weight, gradient, state, group, self._scratch)
+        return direction(weight, gradient, self.state[weight], group, self._scratch)
+
+    def _turn(self, planned: _Turn, update: Tensor) -> None:
+        weight, axis = planned.weight, self.axes[planned.weight]
+        self.state[weight]["radius"] = planned.radius
         units, towards = (matrix(tensor, axis=axis, like=weight) for tensor in (weight, update))
         turn(units, towards, angle=planned.angle, radius=planned.radius, centred=self.centred)
         write_units(weight, units, axis=axis)
@@ -243,11 +246,11 @@ class Rotational(CheckedOptimizer):
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A turn whose settings have been checked."""
+    """A turn whose settings have been checked; without a direction it follows the step of the plain optimizer."""
 
     weight: Tensor
     group: dict[str, Any]
-    direction: _Direction
+    direction: _Direction | None
     angle: float
     radius: Tensor
 
@@ -259,10 +262,7 @@ def _equilibrium_angle(rule: Rule) -> float:
 
 def _check_weight(name: str, weight: Tensor, axis: int | None, *, centred: bool) -> None:
     require_fine([weight], by="Rotational")
-    if is_sharded(weight):
-        raise EquilibriaError(
-            f"got {name} as a DTensor; expected whole tensors: its norm is spread over processes", argument="invariant"
-        )
+    require_whole(name, weight)
     require_units(name, weight, axis=axis, centred=centred)
 
 

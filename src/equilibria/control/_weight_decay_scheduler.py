@@ -21,6 +21,7 @@ from equilibria.control._scheduler import (
 )
 from equilibria.errors import EquilibriaError, one_of, whole
 from equilibria.optimizers.rules import rule_of_group
+from equilibria.theory.identified import Identified
 from equilibria.theory.requested import HOLDS, Hold, holding_weight_decay
 from equilibria.theory.rules import Rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule
@@ -39,10 +40,12 @@ class WeightDecayScheduler(Hooked, SchedulerWrapper):
         schedule: weight decay as a function of the scheduler's steps: a number, one value per step, a
             `equilibria.theory.schedules.Schedule`, or any function.
         hold: instead of a schedule: "angle" keeps the equilibrium angle per step, "time_constant" the number of steps
-            in which layers settle, both of the lr and weight decay that the optimizer was made with. OneCycleLR and
-            CyclicLR replace that lr, so their max_lr is used, with the momentum they have there. Both mean
-            lr * weight_decay = const as long as momentum is constant; where it moves (OneCycleLR), they differ. At lr 0
-            weight decay keeps its value.
+            in which layers settle, "norm" the equilibrium norm, all of the lr and weight decay that the optimizer was
+            made with. OneCycleLR and CyclicLR replace that lr, so their max_lr is used, with the momentum they have
+            there. The first two mean lr * weight_decay = const as long as momentum is constant; where it moves
+            (OneCycleLR), they differ. "norm" means weight_decay / lr = const: decay per step falls as lr², weights keep
+            their norm and gradients do not grow at the end of training (AdamC, ScionC). At lr 0 weight decay keeps its
+            value.
         groups: the parameter groups to act on, by index; by default all with weight decay.
 
     Raises:
@@ -126,8 +129,11 @@ class WeightDecayScheduler(Hooked, SchedulerWrapper):
         """Resume from a checkpoint; load the optimizer's as well."""
         super().load_state_dict(state_dict)
         for index, settings in state_dict.get("held", {}).items():  # JSON makes keys text
+            reference = self._references[int(index)]
             known = rule_settings(settings)
-            self._references[int(index)] = dataclasses.replace(self._references[int(index)], **known)
+            if isinstance(reference, Identified):  # its law is measured again
+                known = {name: known[name] for name in ("lr", "weight_decay")}
+            self._references[int(index)] = dataclasses.replace(reference, **known)
 
     def _chosen(self, groups: Iterable[int] | None) -> list[int]:
         every = self.optimizer.param_groups
@@ -179,7 +185,7 @@ class WeightDecayScheduler(Hooked, SchedulerWrapper):
         return rule
 
     def _rule(self, index: int, **instead: Any) -> Rule:
-        law = rule_of_group(self.optimizer, {**self.optimizer.param_groups[index], **instead})
+        law = rule_of_group(self.optimizer, {**self.optimizer.param_groups[index], **instead}, measure=True)
         if law.rule is None:
             raise EquilibriaError(
                 f"got parameter group {index} without a law to hold ({law.reason}); use a schedule", argument="hold"

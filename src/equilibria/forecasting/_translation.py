@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,10 @@ from equilibria.findings import counted
 from equilibria.forecasting._layers import RunLike, as_run
 from equilibria.theory._reals import Array
 from equilibria.theory.angles import n_step_angles
-from equilibria.theory.rules import AdamL2, Rule, check_rule
+from equilibria.theory.identified import Identified
+from equilibria.theory.rules import AdamL2, AdjustLr, Rule, check_rule
+from equilibria.theory.schedules import ScheduleLike
+from equilibria.theory.sphere import SphereTranslation, to_sphere
 from equilibria.theory.translation import (
     Match,
     Translatable,
@@ -93,14 +96,19 @@ def translate(
     scale: float | None = None,
     batch: float | None = None,
     weight_decay: float | None = None,
-    to: Translatable | None = None,
+    to: Translatable | Identified | Literal["sphere"] | None = None,
     match: Match | None = None,
     unit_grad_sq: float | None = None,
     dim: float | None = None,
+    shape: tuple[int, int] | None = None,
     momentum: float | None = None,
     dampening: float | None = None,
     nesterov: bool | None = None,
     betas: tuple[float, float] | None = None,
+    adjust_lr_fn: AdjustLr | None = None,
+    schedule: ScheduleLike | None = None,
+    steps: int | None = None,
+    init_norm: float | None = None,
     run: RunLike | None = None,
 ) -> Translation:
     """Settings with the same dynamics at another scale, batch size, weight decay or optimizer; give exactly one.
@@ -115,18 +123,27 @@ def translate(
         scale: initial weights this many times as large; see `translate_scale`.
         batch: batch this many times as large; see `translate_batch`.
         weight_decay: another weight decay at the same angle; see `translate_decay`.
-        to: another optimizer; see `translate_optimizer`, which takes the arguments below.
+        to: another optimizer, or a measured law (`equilibria.identify(optimizer).rule`); see `translate_optimizer`,
+            which takes the arguments below. "sphere": the same optimizer with the norm held, as
+            `equilibria.control.Hyperball` does, at learning rates that turn the weight alike at every step; see
+            `theory.sphere.to_sphere`, and `from_sphere` for the way back.
         match: with ``to``: "angle" (default), "diffusion" or "time_constant".
         unit_grad_sq: with ``to``: L, where it is needed.
         dim: with ``to``: number of entries, where it is needed.
-        momentum: with ``to``: momentum of the new optimizer, like the three settings below.
+        shape: with ``to``: (rows, columns), needed from and to Muon.
+        momentum: with ``to``: momentum of the new optimizer, like the four settings below.
         dampening: of the new optimizer.
         nesterov: of the new optimizer.
         betas: of the new optimizer.
+        adjust_lr_fn: of the new optimizer, if that is Muon.
+        schedule: with ``to="sphere"``: learning rate of every step; by default the rule's.
+        steps: with ``to="sphere"``: their number.
+        init_norm: with ``to="sphere"``: ||w|| at the start, which is held; by default the equilibrium of the first lr.
         run: a watched or recorded run, or its directory; with ``batch``, a whole number from 2.
 
     Returns:
-        The new settings, with the quantities that they keep and change; with ``run`` a `BatchScaling`.
+        The new settings, with the quantities that they keep and change; with ``run`` a `BatchScaling`, to a sphere a
+        `SphereTranslation`.
 
     Raises:
         EquilibriaError: none or several of the four are given, others without ``to``, or a run from which turning over
@@ -142,13 +159,16 @@ def translate(
         "match": match,
         "unit_grad_sq": unit_grad_sq,
         "dim": dim,
+        "shape": shape,
         "momentum": momentum,
         "dampening": dampening,
         "nesterov": nesterov,
         "betas": betas,
+        "adjust_lr_fn": adjust_lr_fn,
     }
+    of_sphere = {"schedule": schedule, "steps": steps, "init_norm": init_norm}
     chosen = [name for name, value in targets.items() if value is not None]
-    only_with_to = [name for name, value in of_optimizer.items() if value is not None]
+    only_with_to = [name for name, value in (of_optimizer | of_sphere).items() if value is not None]
     if run is not None:
         if rule is not None or chosen != ["batch"] or only_with_to:
             others = [*(["rule"] if rule is not None else []), *(n for n in chosen if n != "batch"), *only_with_to]
@@ -172,24 +192,34 @@ def translate(
             "only with to, another optimizer",
             argument=only_with_to[0],
         )
+    if to == "sphere":
+        return _to_sphere(rule, of_optimizer, of_sphere)
     if to is not None:
-        return translate_optimizer(
-            rule,
-            to,
-            match="angle" if match is None else match,
-            unit_grad_sq=unit_grad_sq,
-            dim=dim,
-            momentum=momentum,
-            dampening=dampening,
-            nesterov=nesterov,
-            betas=betas,
-        )
+        for name, value in of_sphere.items():
+            if value is not None:
+                raise EquilibriaError(f"got {name} with to={to!r}; expected it only with to='sphere'", argument=name)
+        given: dict[str, Any] = {name: value for name, value in of_optimizer.items() if value is not None}
+        return translate_optimizer(rule, to, **given)
     if scale is not None:
         return translate_scale(rule, scale)
     if batch is not None:
         return translate_batch(rule, batch)
     assert weight_decay is not None
     return translate_decay(rule, weight_decay)
+
+
+def _to_sphere(rule: Rule, of_optimizer: Mapping[str, Any], of_sphere: Mapping[str, Any]) -> SphereTranslation:
+    """The same path with the norm held; raises for settings that it does not need."""
+    if of_sphere["steps"] is None:
+        raise EquilibriaError("got no steps; expected their number with to='sphere'", argument="steps")
+    for name, value in of_optimizer.items():
+        if value is not None and name not in ("dim", "shape"):
+            raise EquilibriaError(
+                f"got {name} with to='sphere'; expected it only with another optimizer", argument=name
+            )
+    schedule = rule.lr if of_sphere["schedule"] is None else of_sphere["schedule"]
+    scale = {name: of_optimizer[name] for name in ("dim", "shape")}
+    return to_sphere(rule, schedule, steps=of_sphere["steps"], init_norm=of_sphere["init_norm"], **scale)
 
 
 # ---- a run

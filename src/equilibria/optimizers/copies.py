@@ -134,10 +134,10 @@ def _given(group: Group, settings: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
-def largest_shape(group: Group) -> tuple[int, ...]:
-    """The shape of a group's largest tensor, those with two axes or more first; cut to a million entries."""
+def tried_shape(group: Group, shape: tuple[int, ...] | None = None) -> tuple[int, ...]:
+    """A shape cut to a million entries; by default that of a group's largest tensor, matrices before vectors."""
     shapes = [tuple(param.shape) for param in group.get("params", ())]
-    shape = max(shapes, key=lambda shape: (len(shape) > 1, math.prod(shape)), default=()) or (1,)
+    shape = shape or max(shapes, key=lambda shape: (len(shape) > 1, math.prod(shape)), default=()) or (1,)
     return shape if math.prod(shape) <= _LARGEST else _resized(shape, _LARGEST)
 
 

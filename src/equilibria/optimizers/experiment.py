@@ -29,11 +29,11 @@ from equilibria.optimizers.copies import (
     Group,
     copies_of,
     isolated,
-    largest_shape,
     longest_memory,
     many_processes,
     probe_shape,
     reference_lr,
+    tried_shape,
 )
 from equilibria.optimizers.walks import Conditions, Stretch, Walk
 from equilibria.theory.equilibrium import Equilibrium, constant_update_point
@@ -55,7 +55,6 @@ Motion: TypeAlias = Literal[
 """How an optimizer moves a scale-invariant weight; all but the first have no equilibrium that could be named."""
 
 MOST_SECONDS = 15.0  # of CPU
-_CHUNK = 10  # steps from one look at the clock to the next
 _RMS, _GRADIENT = 0.1, 0.01  # root mean square entries of weight and gradient at the start
 _ANCHOR_WORK = 1 << 22  # entries of the real shape times steps on it
 _ANCHOR_ENTRIES = 1_200_000  # entries times steps of all its walks, if that is more
@@ -132,12 +131,15 @@ def _words(power_law: PowerLaw) -> str:
     return " ".join(parts)
 
 
-def identify_group(optimizer: Any, group: Group, *, seconds: float = MOST_SECONDS) -> Identification:
+def identify_group(
+    optimizer: Any, group: Group, *, shape: tuple[int, ...] | None = None, seconds: float = MOST_SECONDS
+) -> Identification:
     """Experiment with a copy of an optimizer that has the settings of one parameter group.
 
     Args:
         optimizer: any torch optimizer; it is not changed.
         group: one of its parameter groups.
+        shape: of the weight; by default that of the group's largest tensor.
         seconds: CPU time after which the experiment is given up.
 
     Returns:
@@ -148,7 +150,9 @@ def identify_group(optimizer: Any, group: Group, *, seconds: float = MOST_SECOND
         return Identification(name, "not identified", MANY_PROCESSES, None)
     try:
         with isolated():
-            return _Experiment(optimizer, group, deadline=time.process_time() + seconds).run()
+            return _Experiment(
+                optimizer, group, shape=tried_shape(group, shape), deadline=time.process_time() + seconds
+            ).run()
     except _NoLawError as stop:
         return Identification(name, stop.motion, stop.reason, None)
     except CannotCopyError as error:
@@ -173,18 +177,19 @@ class _Experiment:
     Args:
         optimizer: the optimizer.
         group: its group.
+        shape: of the real weight.
         deadline: CPU time at which it ends.
     """
 
-    def __init__(self, optimizer: Any, group: Group, *, deadline: float) -> None:
+    def __init__(self, optimizer: Any, group: Group, *, shape: tuple[int, ...], deadline: float) -> None:
         self._name, self._deadline = type(optimizer).__name__, deadline
         self._make = copies_of(optimizer, group)
         self._memory = longest_memory(group)
         self._burst = int(min(max(self._memory / 2, 20), _LONGEST_BURN))  # steps with gradients of triple length
         self._decays = "weight_decay" in group
         self._assigned = _assigned_words(optimizer, group)
-        self._real_shape = largest_shape(group)
-        shape = probe_shape(self._real_shape)
+        self._real_shape = shape
+        shape = probe_shape(shape)
         norm = _RMS * math.sqrt(math.prod(shape))
         lr = reference_lr(group)
         decay = float(group.get("weight_decay", 0.0))
@@ -214,8 +219,8 @@ class _Experiment:
         return self._advance(walk, steps, hold=hold).measure(burn=burn)
 
     def _advance(self, walk: Walk, steps: int, *, hold: bool = False) -> Walk:
-        for done in range(0, steps, _CHUNK):
-            walk.advance(min(_CHUNK, steps - done), hold=hold)
+        for _ in range(steps):  # one step of a slow optimizer may take a second
+            walk.advance(1, hold=hold)
             if not math.isfinite(walk.norm):
                 raise _NoLawError("not identified", f"its weights stop being finite after {len(walk)} steps")
             if time.process_time() > self._deadline:
@@ -430,13 +435,22 @@ class _Experiment:
         return again
 
 
+_BEFORE_TRAINING = ("__init__", "__setstate__", "add_param_group")
+
+
 def _assigned_words(optimizer: Any, group: Group) -> list[str]:
-    """Words among the settings that the source of the class assigns: SWATS, for one, turns from Adam into SGD."""
-    try:
-        source = inspect.getsource(type(optimizer))
-    except (OSError, TypeError):
-        return []
-    assigned = re.findall(r"""group\[["'](\w+)["']\]\s*=[^=]""", source)
+    """Words among the settings that the source of a step assigns: SWATS, for one, turns from Adam into SGD.
+
+    What a constructor assigns is a default.
+    """
+    assigned: list[str] = []
+    for name, function in vars(type(optimizer)).items():
+        if name not in _BEFORE_TRAINING and callable(function):
+            try:
+                source = inspect.getsource(inspect.unwrap(function))
+            except (OSError, TypeError):
+                continue
+            assigned += re.findall(r"""group\[["'](\w+)["']\]\s*=[^=]""", source)
     return [name for name in assigned if isinstance(group.get(name), str)]
 
 

@@ -21,11 +21,11 @@ from weakref import WeakKeyDictionary
 
 from equilibria._version import __version__
 from equilibria.errors import EquilibriaError, whole
-from equilibria.optimizers.copies import FOREIGN_KEYS, Group, largest_shape, reference_lr
+from equilibria.optimizers.copies import FOREIGN_KEYS, Group, reference_lr, tried_shape
 from equilibria.optimizers.experiment import Identification, identify_group
 from equilibria.theory.identified import identified_from
 
-_EXPERIMENT = 1  # raise it when a change of the experiment changes a number
+_EXPERIMENT = 2  # raise it when a change of the experiment changes a number
 _LR_AND_DECAY = frozenset(("lr", "weight_decay"))  # a measured law has their powers
 _KEPT: WeakKeyDictionary[Any, dict[str, Identification]] = WeakKeyDictionary()
 
@@ -35,7 +35,13 @@ class _Optimizer(Protocol):
     def param_groups(self) -> Sequence[Any]: ...
 
 
-def identify(optimizer: _Optimizer, *, group: int | None = None, progress: bool | None = None) -> Identification:
+def identify(
+    optimizer: _Optimizer,
+    *,
+    group: int | None = None,
+    shape: tuple[int, ...] | None = None,
+    progress: bool | None = None,
+) -> Identification:
     """Find out by experiment how an optimizer moves a scale-invariant weight.
 
     A throw-away copy of the optimizer walks on random gradients, about a second for AdamW and four for Muon; nothing of
@@ -47,6 +53,8 @@ def identify(optimizer: _Optimizer, *, group: int | None = None, progress: bool 
     Args:
         optimizer: any torch optimizer.
         group: index of the parameter group; by default the first with weight decay, else the first.
+        shape: of the weight; by default that of the group's largest tensor. Muon and its relatives move square matrices
+            otherwise than long ones.
         progress: whether to say on stderr that an experiment begins; default: if that is a terminal.
 
     Returns:
@@ -72,20 +80,25 @@ def identify(optimizer: _Optimizer, *, group: int | None = None, progress: bool 
         if index >= len(groups):
             raise EquilibriaError(f"got group={index}; expected 0 to {len(groups) - 1}", argument="group")
         chosen = groups[index]
-    return measured_law(optimizer, chosen, progress=progress)
+    sides = None if shape is None else tuple(whole("shape", side, low=1) for side in shape)
+    return measured_law(optimizer, chosen, shape=sides, progress=progress)
 
 
-def measured_law(optimizer: Any, group: Group, *, progress: bool | None = None) -> Identification:
+def measured_law(
+    optimizer: Any, group: Group, *, shape: tuple[int, ...] | None = None, progress: bool | None = None
+) -> Identification:
     """The measured law of a parameter group with its present settings: looked up, or found by an experiment.
 
     Args:
         optimizer: any torch optimizer.
         group: one of its parameter groups.
+        shape: as in `identify`.
         progress: as in `identify`.
     """
-    kept, settings = _KEPT.setdefault(optimizer, {}), _settings(optimizer, group)
+    shape = tried_shape(group, shape)
+    kept, settings = _KEPT.setdefault(optimizer, {}), _settings(group, shape)
     if settings not in kept:
-        kept[settings] = _found(optimizer, group, settings, progress=progress)
+        kept[settings] = _found(optimizer, group, settings, shape=shape, progress=progress)
     found = kept[settings]
     if found.rule is None:
         return found
@@ -93,21 +106,23 @@ def measured_law(optimizer: Any, group: Group, *, progress: bool | None = None) 
     return dataclasses.replace(found, rule=dataclasses.replace(found.rule, lr=lr, weight_decay=weight_decay))
 
 
-def _settings(optimizer: Any, group: Group) -> str:
+def _settings(group: Group, shape: tuple[int, ...]) -> str:
     """What an experiment depends on, but for lr and weight decay."""
     own = [(key, repr(group[key])) for key in sorted(group) if key not in FOREIGN_KEYS | _LR_AND_DECAY]
     decays = bool(group.get("weight_decay")), "weight_decay" in group
-    return repr((own, decays, largest_shape(group)))
+    return repr((own, decays, shape))
 
 
-def _found(optimizer: Any, group: Group, settings: str, *, progress: bool | None) -> Identification:
+def _found(
+    optimizer: Any, group: Group, settings: str, *, shape: tuple[int, ...], progress: bool | None
+) -> Identification:
     path = _path(optimizer, group, settings)
     found = None if path is None else _read(path)
     if found is None:
         if progress or (progress is None and sys.stderr.isatty()):
             name = type(optimizer).__name__
             sys.stderr.write(f"equilibria: measuring how {name} moves, on a copy: a few seconds, once\n")
-        found = identify_group(optimizer, group)
+        found = identify_group(optimizer, group, shape=shape)
         if path is not None and found.repeatable:
             _write(path, found)
     return found

@@ -15,7 +15,7 @@ import itertools
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -33,7 +33,7 @@ from equilibria.optimizers.copies import (
     step_function,
 )
 from equilibria.theory.muon import orthogonalised
-from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, ClosedRule, Lion, Muon
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, AdjustLr, ClosedRule, Lion, Muon
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -59,7 +59,7 @@ _ROUNDING = 1e-5  # largest error of an entry relative to the largest entry of t
 # to 4 % at every step; Nesterov in place of plain momentum, and another factor for the shape, by 40 % at some.
 _ROUNDING_OF_MUON = 0.1
 
-_NUMBERS_OF_RULES = frozenset(("lr", "weight_decay", "momentum", "betas"))
+_NUMBERS_OF_RULES = frozenset(("lr", "weight_decay", "momentum", "mu", "betas"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,9 @@ class RuleReader:
         """The rule's settings at the group's present values."""
         settings: dict[str, Any] = {"lr": float(group["lr"]), "weight_decay": float(group.get("weight_decay", 0.0))}
         for field in dataclasses.fields(self.kind):
-            if field.name in group and field.name not in settings:
-                settings[field.name] = _setting(field.name, group[field.name])
+            key = "mu" if field.name == "momentum" and "momentum" not in group else field.name
+            if key in group and field.name not in settings:
+                settings[field.name] = _setting(field.name, group[key])
         return settings | dict(self.fixed)
 
 
@@ -116,7 +117,7 @@ _KNOWN: WeakKeyDictionary[Any, dict[Any, Recognition]] = WeakKeyDictionary()
 
 def _structure(group: Group) -> Any:
     """What a trial depends on: a group without the numbers that a reader takes from it at every step."""
-    has_momentum = bool(group.get("momentum"))
+    has_momentum = bool(group.get("momentum") or group.get("mu"))
     others = tuple((key, repr(group[key])) for key in group if key not in FOREIGN_KEYS | _NUMBERS_OF_RULES)
     return tuple(key for key in group if key in _NUMBERS_OF_RULES), has_momentum, others, _sizes(group)
 
@@ -228,8 +229,9 @@ def _set_phase(group: dict[str, Any], own: Group, phase: tuple[float, float, flo
     for key, value in (("lr", lr), ("weight_decay", decay)):
         if key in own:
             group[key] = own[key].new_tensor(value) if hasattr(own[key], "new_tensor") else value
-    if isinstance(own.get("momentum"), float):
-        group["momentum"] = own["momentum"] * factor
+    for key in ("momentum", "mu"):
+        if isinstance(own.get(key), float):
+            group[key] = own[key] * factor
     if isinstance(own.get("betas"), tuple | list):
         group["betas"] = type(own["betas"])(beta * factor for beta in own["betas"])
 
@@ -251,8 +253,8 @@ def _candidates(group: Group) -> Iterator[RuleReader]:
     nesterov = [()] if "nesterov" in group else [(("nesterov", value),) for value in (False, True)]
     yield from (RuleReader(SGD, fixed) for fixed in nesterov)
     yield RuleReader(SGDW)
-    if "momentum" in group:
-        gains = [(("adjust_lr_fn", name),) for name in ("original", "match_rms_adamw")]
+    if "momentum" in group or "mu" in group:
+        gains = [(("adjust_lr_fn", name),) for name in get_args(AdjustLr)]
         yield from (RuleReader(Muon, (*fixed, *gain)) for fixed, gain in itertools.product(nesterov, gains))
 
 

@@ -19,6 +19,7 @@ from equilibria.errors import EquilibriaError
 from equilibria.optimizers.identification import measured_law
 from equilibria.optimizers.recognition import RuleReader, recognise
 from equilibria.theory.identified import Identified
+from equilibria.theory.muon import NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS
 from equilibria.theory.rules import SGD, AdamL2, AdamW, Muon, Rule
 
 
@@ -45,7 +46,13 @@ class GroupRule:
     overwrites_gradient: bool = False
 
 
-def rule_of_group(optimizer: TorchOptimizer, group: Mapping[str, Any], *, measure: bool = False) -> GroupRule:
+def rule_of_group(
+    optimizer: TorchOptimizer,
+    group: Mapping[str, Any],
+    *,
+    measure: bool = False,
+    shape: tuple[int, int] | None = None,
+) -> GroupRule:
     """The theory rule that a parameter group follows with its present settings.
 
     A custom optimizer takes part by a method ``equilibria_rule(group)`` that returns a rule of `equilibria.theory`;
@@ -57,6 +64,7 @@ def rule_of_group(optimizer: TorchOptimizer, group: Mapping[str, Any], *, measur
         group: one of its parameter groups.
         measure: whether to find the law of an optimizer without a closed one by an experiment of some seconds
             (`equilibria.identify`); its outcome is kept.
+        shape: of the weight that is measured; by default that of the group's largest tensor.
 
     Returns:
         The rule, or the reason why there is none.
@@ -73,7 +81,7 @@ def rule_of_group(optimizer: TorchOptimizer, group: Mapping[str, Any], *, measur
     if law.rule is not None or not measure or hasattr(optimizer, "equilibria_rule") or not _is_optimizer(optimizer):
         return law
     try:
-        found = measured_law(optimizer, group)
+        found = measured_law(optimizer, group, shape=shape)
     except Exception:  # groups of foreign optimizers hold anything; it must not stop the user's training
         return law
     if found.rule is None:
@@ -105,7 +113,9 @@ def _closed_law(optimizer: TorchOptimizer, group: Mapping[str, Any]) -> GroupRul
     return GroupRule(rule, overwrites_gradient=overwrites_gradient)
 
 
-def rule_of_optimizer(optimizer: TorchOptimizer, *, scheduled: Sequence[str] = ("lr",)) -> Rule:
+def rule_of_optimizer(
+    optimizer: TorchOptimizer, *, scheduled: Sequence[str] = ("lr",), shape: tuple[int, int] | None = None
+) -> Rule:
     """The one rule of an optimizer: that of its first parameter group with weight decay, else of its first group.
 
     Groups without weight decay (gains, biases) have no equilibrium and do not count if another group decays.
@@ -113,6 +123,7 @@ def rule_of_optimizer(optimizer: TorchOptimizer, *, scheduled: Sequence[str] = (
     Args:
         optimizer: a torch optimizer.
         scheduled: settings that a schedule replaces; groups may differ in them.
+        shape: of the weight, if its law has to be measured.
 
     Raises:
         EquilibriaError: a group that counts has no rule, or two of them follow different rules.
@@ -126,7 +137,7 @@ def rule_of_optimizer(optimizer: TorchOptimizer, *, scheduled: Sequence[str] = (
     rules: dict[int, Rule] = {}
     groups = list(enumerate(optimizer.param_groups))
     for index, group in [pair for pair in groups if pair[1].get("weight_decay")] or groups:
-        law = rule_of_group(optimizer, group, measure=True)
+        law = rule_of_group(optimizer, group, measure=True, shape=shape)
         if law.rule is None:
             raise EquilibriaError(
                 f"got optimizer={type(optimizer).__name__} ({law.reason}); expected one with an equilibrium, one with "
@@ -200,6 +211,12 @@ def _adam(group: Mapping[str, Any], *, decoupled: bool) -> Rule:
 
 
 def _muon(group: Mapping[str, Any]) -> Rule:
+    steps, coefficients = group.get("ns_steps", 5), tuple(group.get("ns_coefficients", NEWTON_SCHULZ))
+    if (steps, coefficients) != (NEWTON_SCHULZ_STEPS, NEWTON_SCHULZ):
+        raise EquilibriaError(
+            f"got ns_coefficients={coefficients}, ns_steps={steps}; its law is for {NEWTON_SCHULZ} and "
+            f"{NEWTON_SCHULZ_STEPS}"
+        )
     return _rule(
         Muon,
         lr=float(group["lr"]),

@@ -60,7 +60,8 @@ def plan(
             decay, which has no equilibrium.
         unit_grad_sq: L = E||g||^2 ||w||^2; required with init_norm for SGD-type rules, and always for Adam with L2.
         dim: number of entries; required with init_norm for AdamW and Lion, and always for Adam with L2. Not for Muon.
-        shape: (rows, columns) of the matrix, on which norm and angle of Muon depend; required with init_norm.
+        shape: (rows, columns) of the matrix, on which norm and angle of Muon depend; required with init_norm. A law
+            that has to be measured is measured for it.
         dtype: number format of the weights.
         tolerance: relative distance from equilibrium that counts as settled.
         rescale: rescale weights and optimizer state into the new equilibrium at every change of lr or wd, in a jump or
@@ -79,7 +80,10 @@ def plan(
         >>> [round(phase.start.angle_ratio, 2) for phase in result.phases]
         [1.0, 0.32, 0.1]
     """
-    rule = as_rule(optimizer, decay_scheduled=weight_decay is not None)
+    rule = as_rule(optimizer, decay_scheduled=weight_decay is not None, shape=shape)
+    if isinstance(rule, Identified) and shape is not None and dim is None:
+        dim = float(math.prod(shape))
+        shape = None
     count = whole("steps", steps, low=1)
     within("steps", count, high=MOST_STEPS)
     one_of("dtype", dtype, get_args(WeightDtype))
@@ -132,12 +136,13 @@ def plan(
 # ---- the inputs
 
 
-def as_rule(optimizer: OptimizerLike, *, decay_scheduled: bool = False) -> Rule:
+def as_rule(optimizer: OptimizerLike, *, decay_scheduled: bool = False, shape: tuple[int, int] | None = None) -> Rule:
     """The rule itself, or that of a torch optimizer.
 
     Args:
         optimizer: a rule or a torch optimizer.
         decay_scheduled: whether a schedule replaces the weight decay, so that groups may differ in it.
+        shape: of the weight, if its law has to be measured.
     """
     if isinstance(optimizer, Rule):
         return optimizer
@@ -147,7 +152,8 @@ def as_rule(optimizer: OptimizerLike, *, decay_scheduled: bool = False) -> Rule:
             "torch optimizer",
             argument="optimizer",
         )
-    return rule_of_optimizer(optimizer, scheduled=("lr", "weight_decay") if decay_scheduled else ("lr",))
+    scheduled = ("lr", "weight_decay") if decay_scheduled else ("lr",)
+    return rule_of_optimizer(optimizer, scheduled=scheduled, shape=shape)
 
 
 def _check_scale(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,9 +12,10 @@ from numpy.typing import ArrayLike
 from equilibria.errors import EquilibriaError, whole
 from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
+from equilibria.theory.identified import Identified
 from equilibria.theory.memory import Memory, ema_memory
 from equilibria.theory.moments import angle_from_chord_sq
-from equilibria.theory.rules import SGD, AdamL2, AdamW, ClosedRule, Lion, Muon, Rule, closed_rule
+from equilibria.theory.rules import SGD, AdamL2, AdamW, Lion, Muon, Rule, check_rule, closed_rule
 
 
 @law(
@@ -32,8 +34,8 @@ def n_step_angles(rule: Rule, steps: int, *, unit_grad_sq: float | None = None, 
     Args:
         rule: the optimizer.
         steps: largest distance n.
-        unit_grad_sq: L, for Adam with L2 only.
-        dim: number of entries, for Adam with L2 only.
+        unit_grad_sq: L, for Adam with L2 only, and for a measured law whose decay depends on the gradient.
+        dim: number of entries, for the same.
 
     Returns:
         Angles in radians for n = 0..steps. Not included: the ballistic part of a persistent mean gradient.
@@ -45,7 +47,7 @@ def n_step_angles(rule: Rule, steps: int, *, unit_grad_sq: float | None = None, 
         >>> round(math.degrees(n_step_angles(SGD(0.1, 5e-4, momentum=0.9), 391)[-1]), 2)
         34.35
     """
-    rule = closed_rule(rule)
+    check_rule(rule)
     n = whole("steps", steps)
     if isinstance(rule, AdamL2):
         # At a constant second moment this is heavy ball with momentum b1, dampened by b1.
@@ -57,13 +59,24 @@ def n_step_angles(rule: Rule, steps: int, *, unit_grad_sq: float | None = None, 
         nesterov = _nesterov_apart if rule.nesterov else _heavy_ball_apart
         apart = nesterov(rule.decay_per_step, rule.momentum, n)
     else:
-        rule.equilibrium()
-        apart = _decoupled_apart(rule.decay_per_step, _memory(rule), n)
+        share = _share(rule, unit_grad_sq, dim)
+        if not isinstance(rule, Identified):
+            rule.equilibrium()
+        apart = _decoupled_apart(share, update_memory(rule), n)
     return angle_from_chord_sq(2 * apart)
 
 
-def _memory(rule: ClosedRule) -> Memory:
-    if isinstance(rule, Lion | Muon):
+def _share(rule: Rule, unit_grad_sq: float | None, dim: float | None) -> float:
+    """The share of the weight that a decay which is not in the momentum removes per step, in equilibrium."""
+    if not isinstance(rule, Identified) or not rule.is_coupled:
+        return rule.decay_per_step
+    norm: Any = rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).norm  # raises without the scales
+    return float(rule.motion(norm**2, unit_grad_sq=unit_grad_sq, dim=dim)[1])
+
+
+def update_memory(rule: Rule) -> Memory:
+    """Autocorrelation of a rule's update: of the momentum where the update is its average."""
+    if isinstance(rule, Lion | Muon | Identified):
         return rule.memory
     return ema_memory(rule.betas[0] if isinstance(rule, AdamW | AdamL2) else rule.momentum)
 
@@ -109,8 +122,8 @@ def angular_diffusion(rule: Rule, *, unit_grad_sq: float | None = None, dim: flo
 
     Args:
         rule: the optimizer.
-        unit_grad_sq: L, for Adam with L2 only.
-        dim: number of entries, for Adam with L2 only.
+        unit_grad_sq: L, for Adam with L2 only, and for a measured law whose decay depends on the gradient.
+        dim: number of entries, for the same.
 
     Returns:
         Radians squared per step, to first order in eps.
@@ -120,12 +133,12 @@ def angular_diffusion(rule: Rule, *, unit_grad_sq: float | None = None, dim: flo
         >>> round(angular_diffusion(SGD(0.1, 5e-4, momentum=0.9)), 12)
         0.001
     """
-    rule = closed_rule(rule)
+    check_rule(rule)
     if isinstance(rule, SGD):
         return 2 * rule.decay_per_step / (1 - rule.momentum)
     if isinstance(rule, AdamL2):
         return 2 * rule.decay_share(unit_grad_sq=unit_grad_sq, dim=dim)
-    return 2 * rule.decay_per_step
+    return 2 * _share(rule, unit_grad_sq, dim)
 
 
 @law(

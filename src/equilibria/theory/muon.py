@@ -27,7 +27,8 @@ from equilibria.theory.citations import law
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of torch.optim.Muon's iteration."""
-_STEPS = 5
+NEWTON_SCHULZ_STEPS = 5
+"""Its steps."""
 _SMALL = 1e-7  # torch's ns eps
 _LONGEST_SHORT_SIDE = 64  # of a matrix that stands for a larger one; its spectrum is off by 1 / its square
 _ENTRIES = 1 << 17  # per draw: 32 matrices of 64 x 64, 128 of 32 x 32
@@ -48,7 +49,7 @@ def orthogonalised(matrices: Array, *, larger: float = 1.0) -> Array:
     x = np.swapaxes(matrices, -1, -2) if is_tall else matrices
     size = np.sqrt(np.sum(x * x, axis=(-2, -1), keepdims=True) * larger)
     x = x / (size + _SMALL)
-    for _ in range(_STEPS):
+    for _ in range(NEWTON_SCHULZ_STEPS):
         square = x @ np.swapaxes(x, -1, -2)
         x = a * x + (b * square + c * square @ square) @ x
     return np.swapaxes(x, -1, -2) if is_tall else x

@@ -11,9 +11,11 @@ from typing import Literal, TypeAlias, get_args
 from equilibria.errors import EquilibriaError, one_of, whole, within
 from equilibria.theory.angles import angular_diffusion, n_step_angles
 from equilibria.theory.citations import law
+from equilibria.theory.identified import Identified
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule, closed_rule
+from equilibria.theory.states import settled
 
-Hold: TypeAlias = Literal["angle", "time_constant"]
+Hold: TypeAlias = Literal["angle", "time_constant", "norm"]
 HOLDS: tuple[Hold, ...] = get_args(Hold)
 
 _TINY_RATE = 1e-10  # lr * wd at which angles are so small that only their ratio matters
@@ -123,19 +125,21 @@ def norm_power(rule: Rule) -> int:
 @law(
     "",
     "fixed points of every rule",
-    derived="angle and time constant depend on lr * wd and momentum alone; for Adam with L2 on lr^2 * wd",
+    derived="angle and time constant depend on lr * wd and momentum alone, for Adam with L2 on lr^2 * wd; the norm on "
+    "lr / wd (AdamC, ScionC), exactly by its fixed point",
 )
 def holding_weight_decay(reference: Rule, current: Rule, *, hold: Hold) -> float:
-    """Weight decay at which ``current`` has the equilibrium angle, or the time constant, of ``reference``.
+    """Weight decay at which ``current`` has the equilibrium angle, time constant or norm of ``reference``.
 
-    At constant momentum both require ``lr wd = const`` (Adam with L2: ``lr² wd = const``). When momentum a changes they
-    differ: the angle of SGD holds at ``lr wd/(1 + a) = const``, its time constant at ``lr wd/(1 - a) = const`` (to
-    first order; this solves the exact forms).
+    At constant momentum angle and time constant require ``lr wd = const`` (Adam with L2: ``lr² wd = const``), the norm
+    ``wd / lr = const``, so that decay per step goes as lr². When momentum a changes they differ: the angle of SGD holds
+    at ``lr wd/(1 + a) = const``, its time constant at ``lr wd/(1 - a) = const`` (to first order; this solves the exact
+    forms). A measured law is held by its powers.
 
     Args:
         reference: the rule whose equilibrium to keep; lr and weight decay above 0.
         current: the same kind of rule with the present learning rate and momentum, lr above 0.
-        hold: "angle" (per step) or "time_constant" (in steps).
+        hold: "angle" (per step), "time_constant" (in steps) or "norm".
 
     Returns:
         The weight decay.
@@ -146,6 +150,8 @@ def holding_weight_decay(reference: Rule, current: Rule, *, hold: Hold) -> float
     Example:
         >>> holding_weight_decay(SGD(0.1, 5e-4, momentum=0.9), SGD(0.02, 0.0, momentum=0.9), hold="angle")
         0.0025
+        >>> round(holding_weight_decay(AdamW(1e-3, 0.1), AdamW(1e-4, 0.0), hold="norm"), 5)
+        0.01
     """
     one_of("hold", hold, HOLDS)
     if type(reference) is not type(current):
@@ -155,10 +161,38 @@ def holding_weight_decay(reference: Rule, current: Rule, *, hold: Hold) -> float
             f"got lr={reference.lr:g}, weight_decay={reference.weight_decay:g} to hold at lr={current.lr:g}; expected "
             "all above 0: otherwise there is no equilibrium"
         )
+    if hold == "norm":
+        return _norm_holding(reference, current)
     ratio = reference.lr / current.lr
+    if isinstance(reference, Identified):
+        if reference.is_coupled:
+            raise EquilibriaError(
+                f"got the measured law of {reference.name}, whose decay depends on the gradient; "
+                "expected one with a decoupled decay, or hold='norm'"
+            )
+        return reference.weight_decay * float(ratio ** (reference.decay.lr / reference.decay.weight_decay))
     if dataclasses.replace(current, lr=reference.lr, weight_decay=reference.weight_decay) == reference:
         return reference.weight_decay * (ratio**2 if isinstance(current, AdamL2) else ratio)
     return _solve_decay(reference, current, hold=hold)
+
+
+def _norm_holding(reference: Rule, current: Rule) -> float:
+    """Weight decay with which ``current`` has the norm of ``reference``; L and the entries drop out to first order."""
+    wanted = _quantity(reference, "norm")
+    decay: float = reference.weight_decay * current.lr / reference.lr
+    if isinstance(reference, Identified):
+        power = -reference.slope / reference.decay.weight_decay
+    else:
+        power = 4.0 if isinstance(reference, SGD | SGDW) else 3.0 if isinstance(reference, AdamL2) else 2.0
+    try:
+        for _ in range(20):  # ||w|| goes very nearly as decay^(-1 / power): a few rounds
+            ratio = _quantity(dataclasses.replace(current, weight_decay=decay), "norm") / wanted
+            decay *= ratio**power
+            if abs(ratio - 1) < 1e-13:
+                return decay
+    except EquilibriaError:  # a round went beyond the settings that have an equilibrium
+        pass
+    return _solve_decay(reference, current, hold="norm")
 
 
 @lru_cache(maxsize=64)
@@ -199,7 +233,7 @@ def _log_cos(angle: float) -> float:
 
 def _solve_decay(reference: Rule, current: Rule, *, hold: Hold) -> float:
     """Solve numerically after a change of momentum, on which angle and time constant depend differently."""
-    if not isinstance(current, SGD | SGDW | AdamW):
+    if not isinstance(current, SGD | SGDW | AdamW) and hold != "norm":
         raise EquilibriaError(f"got {current!r} after {reference!r}; expected the same momentum, betas and variant")
     from scipy.optimize import brentq
 
@@ -208,7 +242,11 @@ def _solve_decay(reference: Rule, current: Rule, *, hold: Hold) -> float:
     def miss(log_decay: float) -> float:
         return math.log(_quantity(dataclasses.replace(current, weight_decay=math.exp(log_decay)), hold) / wanted)
 
-    bracket = _bracket(miss, _first_order(current, wanted, hold), rises=hold == "angle")
+    if hold == "norm":
+        guess = math.log(reference.weight_decay * current.lr / reference.lr)
+    else:
+        guess = _first_order(current, wanted, hold)
+    bracket = _bracket(miss, guess, rises=hold == "angle")
     if bracket is None:
         raise EquilibriaError(
             f"got {current!r} to hold the {hold} of {reference!r}; expected a smaller change of momentum, or a smaller "
@@ -252,4 +290,6 @@ def _value(miss: Callable[[float], float], log_decay: float) -> float | None:
 
 
 def _quantity(rule: Rule, hold: Hold) -> float:
+    if hold == "norm":
+        return math.sqrt(float(settled(rule).norm_sq))
     return float(getattr(rule.equilibrium(), hold))

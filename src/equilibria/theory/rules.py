@@ -24,7 +24,7 @@ from equilibria.theory.memory import Memory, lion_memory, muon_memory
 from equilibria.theory.moments import nesterov_correlation
 from equilibria.theory.muon import orthogonal_update
 
-AdjustLr: TypeAlias = Literal["original", "match_rms_adamw"]
+AdjustLr: TypeAlias = Literal["original", "match_rms_adamw", "spectral_norm", "none"]
 
 
 class _Settings:
@@ -308,8 +308,9 @@ class Muon(_Settings):
         weight_decay: decoupled; the weight shrinks by lr * weight_decay per step.
         momentum: 0 <= momentum < 1.
         nesterov: as in torch.
-        adjust_lr_fn: torch's factor on the update, "original" sqrt(max(1, rows/columns)) or "match_rms_adamw"
-            0.2 sqrt(max(rows, columns)).
+        adjust_lr_fn: factor on the update; torch has "original" sqrt(max(1, rows/columns)), also Keller Jordan's, and
+            "match_rms_adamw" 0.2 sqrt(max(rows, columns)), also Moonshot's; others use "spectral_norm"
+            sqrt(rows/columns), or "none".
         shape: (rows, columns) of the matrix, on which size and memory of the update depend; None for an optimizer of
             many matrices, whose memory is then that of the momentum.
 
@@ -339,14 +340,17 @@ class Muon(_Settings):
         return muon_memory(self.momentum, nesterov=self.nesterov, shape=self.shape)
 
     def gain(self, shape: tuple[int, int]) -> float:
-        """torch's factor on the update of a matrix of this shape."""
+        """The factor on the update of a matrix of this shape."""
         rows, columns = _sides(shape)
-        if self.adjust_lr_fn == "original":
-            return math.sqrt(max(1.0, rows / columns))
-        return 0.2 * math.sqrt(max(rows, columns))
+        if self.adjust_lr_fn == "match_rms_adamw":
+            return 0.2 * math.sqrt(max(rows, columns))
+        if self.adjust_lr_fn == "none":
+            return 1.0
+        ratio = rows / columns
+        return math.sqrt(ratio if self.adjust_lr_fn == "spectral_norm" else max(1.0, ratio))
 
     def update_sq(self, shape: tuple[int, int]) -> float:
-        """Mean square of the update per lr^2, torch's factor included, of a matrix of this shape."""
+        """Mean square of the update per lr^2, the factor included, of a matrix of this shape."""
         return self.gain(shape) ** 2 * orthogonal_update(*_sides(shape)).size
 
     def equilibrium(

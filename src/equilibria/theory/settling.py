@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 
 from equilibria.errors import EquilibriaError, number, one_of, positive, within
 from equilibria.theory._reals import Array, reals
+from equilibria.theory.angles import angular_diffusion
 from equilibria.theory.citations import law
 from equilibria.theory.identified import Identified
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Rule, check_rule
@@ -176,6 +177,68 @@ def steps_to_tolerance(
     ratio = positive("start_ratio", start_ratio)
     relaxing = relaxation(rule, unit_grad_sq=unit_grad_sq, dim=dim)
     return float(relaxing.steps(ratio, tolerance=delta, quantity=quantity))
+
+
+@dataclass(frozen=True, slots=True)
+class Timescale:
+    """How long a weight remembers.
+
+    Attributes:
+        steps: steps in which decay removes the share 1 - 1/e of what a step added.
+        samples: the examples or tokens of these steps.
+        epochs: the same over the size of the data; None if that is not known.
+    """
+
+    steps: float
+    samples: float
+    epochs: float | None
+
+
+@law(
+    "",
+    "Power Lines (arXiv 2505.13738), tau = B / (lr wd D)",
+    derived="for every rule: 2 over the angular diffusion per step, which is 1 / (lr wd) for decoupled decay",
+)
+def decay_timescale(
+    rule: Rule,
+    *,
+    batch: float,
+    data: float | None = None,
+    unit_grad_sq: float | None = None,
+    dim: float | None = None,
+) -> Timescale:
+    """Over how many steps, samples and epochs of data the weights average the updates: ``B / (lr wd D)`` epochs.
+
+    1 / (lr wd) steps for decoupled decay, (1 - momentum) / (lr wd) for SGD. Twice the time constant of ||w||^2 near
+    equilibrium for updates of constant size, four times that of ||w||^4 for SGD.
+
+    Args:
+        rule: the optimizer.
+        batch: B, examples or tokens per step.
+        data: D, examples or tokens in the data.
+        unit_grad_sq: L, for Adam with L2 only.
+        dim: number of entries, for Adam with L2 only.
+
+    Returns:
+        The timescale.
+
+    Raises:
+        EquilibriaError: without weight decay, which never forgets.
+
+    Example:
+        >>> from equilibria.theory import AdamW
+        >>> decay_timescale(AdamW(1e-3, 0.1), batch=500_000, data=10e9)
+        Timescale(steps=10000.0, samples=5000000000.0, epochs=0.5)
+    """
+    check_rule(rule)
+    if rule.decay_per_step == 0:
+        raise EquilibriaError(
+            f"got lr={rule.lr:g}, weight_decay={rule.weight_decay:g}; expected both above 0: nothing is forgotten",
+            argument="weight_decay",
+        )
+    steps = 2 / angular_diffusion(rule, unit_grad_sq=unit_grad_sq, dim=dim)
+    samples = steps * positive("batch", batch)
+    return Timescale(steps, samples, None if data is None else samples / positive("data", data))
 
 
 @law("smd", "§4", derived="last step outside the tolerance band, by the moment recursion")

@@ -446,7 +446,7 @@ def _bfloat16(rule: Rule, size: float) -> _Factors:
     # Entries spread evenly up to where half an ulp, 2^-8.5 of them on average, exceeds 97 % of the updates.
     update = math.sqrt((1 - b1) / (1 + b1) * 2 * eps)  # over the rms entry in equilibrium
     furthest = (2.2 * update * 2**8.5) ** 2 / 3
-    norm_sq = math.exp(-2 * eps * surviving * steps) + 1 / (1 / growth + (1 - surviving) / furthest)
+    norm_sq = math.exp(-2 * eps * surviving * steps) + 1 / (1 / growth + max(1 - surviving, 0.0) / furthest)
     return 1 / math.sqrt(norm_sq), math.sqrt(norm_sq)
 
 
