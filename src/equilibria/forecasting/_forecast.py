@@ -260,7 +260,7 @@ def _forecast(recorded: RecordedLayers, fits: Sequence[Fit | GainFit], scenario:
         layers=tuple(layers),
         refused=recorded.refused,
         findings=forecast_findings(layers, recorded, scenario, schedules[0]),
-        assumptions=assumptions(layers[0], scenario, recorded.cohorts[0], schedules[0]),
+        assumptions=assumptions(layers, scenario, recorded.cohorts[0], schedules[0]),
         steps_per_epoch=recorded.steps_per_epoch,
         _parts=tuple(parts),
     )

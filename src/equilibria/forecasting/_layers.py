@@ -160,7 +160,7 @@ def read_layers(run: RunLike, *, before: int | None = None) -> RecordedLayers:
     if not members:
         more = "watch longer, or sample every fifth step or each (see eq.watch)" if before is None else "a later start"
         raise EquilibriaError(
-            f"got a run in which no layer can be forecast ({_by_reason(refused)}); expected a normalised layer under "
+            f"got a run in which no layer can be forecast ({by_reason(refused)}); expected a normalised layer under "
             "SGD, SGDW, AdamW or Adam, or a matrix with weight decay under AdamW, Lion or Muon, with "
             f"{LEAST_SAMPLES} samples in the second half of the record"
             + (f": {more}" if any("samples" in reason for reason in refused.values()) else "")
@@ -210,7 +210,7 @@ def _same_settings(members: list[_Member], laws: Mapping[str, str]) -> list[list
     return list(groups.values())
 
 
-def _by_reason(refused: Mapping[str, str]) -> str:
+def by_reason(refused: Mapping[str, str]) -> str:
     """Each reason once, with the layers it holds for."""
     names_by_reason: dict[str, list[str]] = {}
     for name, reason in refused.items():
