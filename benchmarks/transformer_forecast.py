@@ -417,7 +417,8 @@ def main() -> int:
         f"{len(trainings)} runs of {STEPS:,} steps, warm-up of {WARM_UP} steps, "
         f"{'which the law was tuned on' if options.tuned else 'that nothing was tuned on'} "
         "(`transformer_forecast.py`). Every decayed matrix is forecast by its measured growth gain (one that looks "
-        "scale-invariant under AdamW: by L), and compared at every fifth step. Per cent, median / 90th percentile over all matrices and samples. Angle: of the "
+        "scale-invariant under AdamW: by L), and compared at every fifth step. Per cent, median / 90th percentile over "
+        "all matrices and samples. Angle: of the "
         "root mean square of 50 samples. Within 10 %: matrices whose median error of the angle is at most that. "
         "Covered: single angles and norms inside their 90 % bands. Angle ~ lr: the error of angles that stay "
         "proportional to lr.\n",
