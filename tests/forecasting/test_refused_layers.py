@@ -93,9 +93,9 @@ def test_unknown_optimizer(run):
         forecast(unknown, schedule=0.1, steps=500)
 
 
-def test_an_optimizer_whose_forecast_is_not_made(run):
+def test_a_weight_that_is_not_known_to_be_a_matrix(run):
     lion = entries(run, rule={"kind": "Lion", "betas": [0.9, 0.99]})
-    with pytest.raises(EquilibriaError, match="its optimizer is Lion; forecasts are made for SGD"):
+    with pytest.raises(EquilibriaError, match="layer0 and 2 more: it is not known to be a matrix"):
         forecast(lion, schedule=0.1, steps=500)
 
 

@@ -209,11 +209,11 @@ def _compare(cohort: Cohort, record: Cohort, later: Cohort, *, rescale: bool) ->
     return tests
 
 
-def rms(angle: Array) -> Array:
-    """The root mean square over the 50 samples around every sample, fewer at the ends."""
+def rms(angle: Array, *, samples: int = RMS_SAMPLES) -> Array:
+    """The root mean square over the samples around every sample, fewer at the ends."""
     total = np.concatenate([[0.0], np.cumsum(angle**2)])
     rows = np.arange(len(angle))
-    low, high = np.maximum(rows - RMS_SAMPLES // 2, 0), np.minimum(rows + RMS_SAMPLES // 2, len(angle))
+    low, high = np.maximum(rows - samples // 2, 0), np.minimum(rows + samples // 2, len(angle))
     result: Array = np.sqrt((total[high] - total[low]) / (high - low))
     return result
 

@@ -15,6 +15,7 @@ from equilibria.errors import EquilibriaError, whole, within
 from equilibria.findings import Finding, counted
 from equilibria.forecasting._findings import assumptions, forecast_findings
 from equilibria.forecasting._fit import Fit, fit
+from equilibria.forecasting._gain import GainFit
 from equilibria.forecasting._layers import Cohort, RecordedLayers, RunLike, read_layers
 from equilibria.forecasting._paths import NINETY, Paths, integrate
 from equilibria.forecasting._scenario import GroupSchedule, Scenario, group_schedules
@@ -74,6 +75,7 @@ class LayerForecast:
 
     Attributes:
         name: the parameter (or its row).
+        law: "invariant", or "measured gain" for a matrix by its growth gain.
         rule: its optimizer with the settings of the last sample.
         step: the steps shown: about 500, with both sides of every change of phase.
         lr: learning rate of these steps.
@@ -81,14 +83,15 @@ class LayerForecast:
         angle: radians of each step; the band is for single steps, as a sample measures them.
         norm: ||w|| before each step.
         effective_lr: lr / ||w||^2.
-        angle_equilibrium: equilibrium angle of lr x wd, radians; 0 without weight decay.
-        unit_grad_sq: the forecast of L.
+        angle_equilibrium: equilibrium angle of lr x wd, radians; 0 if there is none.
+        unit_grad_sq: the forecast of L; NaN by the measured gain, which needs no L.
         integrated_angle: sum of the angles of all steps, radians: the distance travelled on the sphere.
         steps_out: number of steps with an angle more than 5 % from equilibrium; NaN if there is none.
         validity: why the band is wider than usual, in sentences; empty if it is not.
     """
 
     name: str
+    law: str
     rule: Rule
     step: NDArray[np.int64]
     lr: Array
@@ -126,7 +129,7 @@ class Forecast:
     findings: tuple[Finding, ...]
     assumptions: tuple[str, ...]
     steps_per_epoch: int | None
-    _parts: tuple[tuple[Cohort, Fit, GroupSchedule], ...]
+    _parts: tuple[tuple[Cohort, Fit | GainFit, GroupSchedule], ...]
 
     def __repr__(self) -> str:
         return f"<Forecast of {counted(len(self.layers), 'layer')}, steps {self.first:,} to {self.steps - 1:,}>"
@@ -156,7 +159,7 @@ class Forecast:
         paths = integrate(cohort, fitted, schedule, shown=np.arange(schedule.steps))
         return layer_forecast(cohort, fitted, schedule, paths, layer)
 
-    def _part(self, name: str) -> tuple[Cohort, Fit, GroupSchedule, int]:
+    def _part(self, name: str) -> tuple[Cohort, Fit | GainFit, GroupSchedule, int]:
         self[name]  # raises for an unknown layer
         cohort, fitted, schedule = next(part for part in self._parts if name in part[0].names)
         return cohort, fitted, schedule, cohort.names.index(name)
@@ -187,7 +190,9 @@ def forecast(
     rescale: bool = False,
     start: int | None = None,
 ) -> Forecast:
-    """Forecast norm, angle and effective lr of every scale-invariant layer over the rest of a run.
+    """Forecast norm, angle and effective lr over the rest of a run, of every layer that obeys a law.
+
+    Scale-invariant layers follow their L, other matrices with weight decay their measured growth gain.
 
     Args:
         run: the result of `equilibria.watch` or `equilibria.read_run`, or the directory of a run.
@@ -233,7 +238,7 @@ def forecast(
     return _forecast(recorded, [fit(cohort) for cohort in recorded.cohorts], scenario, steps)
 
 
-def _forecast(recorded: RecordedLayers, fits: Sequence[Fit], scenario: Scenario, steps: int) -> Forecast:
+def _forecast(recorded: RecordedLayers, fits: Sequence[Fit | GainFit], scenario: Scenario, steps: int) -> Forecast:
     first, total = recorded.last_step + 1, whole("steps", steps, low=1)
     within("steps", total, high=_MOST_STEPS)
     if total <= first:
@@ -255,13 +260,15 @@ def _forecast(recorded: RecordedLayers, fits: Sequence[Fit], scenario: Scenario,
         layers=tuple(layers),
         refused=recorded.refused,
         findings=forecast_findings(layers, recorded, scenario, schedules[0]),
-        assumptions=assumptions(layers[0], scenario, recorded.cohorts[0], schedules[0]),
+        assumptions=assumptions(layers, scenario, recorded.cohorts[0], schedules[0]),
         steps_per_epoch=recorded.steps_per_epoch,
         _parts=tuple(parts),
     )
 
 
-def layer_forecast(cohort: Cohort, fitted: Fit, schedule: GroupSchedule, paths: Paths, layer: int) -> LayerForecast:
+def layer_forecast(
+    cohort: Cohort, fitted: Fit | GainFit, schedule: GroupSchedule, paths: Paths, layer: int
+) -> LayerForecast:
     """The forecast of one layer of a cohort, from the cohort's paths."""
     shown = paths.shown
     lr = schedule.lr[shown]
@@ -272,6 +279,7 @@ def layer_forecast(cohort: Cohort, fitted: Fit, schedule: GroupSchedule, paths: 
         steps_out = _total(paths.steps_out[layer], most=schedule.steps)
     return LayerForecast(
         name=cohort.names[layer],
+        law=cohort.law,
         rule=cohort.rule,
         step=shown + schedule.first,
         lr=lr,

@@ -17,15 +17,15 @@ from equilibria.diagnosis.assumptions import failing_by_layer
 from equilibria.diagnosis.gradient_size import late_from, near_interpolation
 from equilibria.diagnosis.metadata import rule_from_metadata
 from equilibria.diagnosis.run import SampledRun as SortedRun
-from equilibria.diagnosis.run import sampled_run
+from equilibria.diagnosis.run import decays, sampled_run
 from equilibria.diagnosis.series import SETTINGS
 from equilibria.errors import EquilibriaError, whole
 from equilibria.findings import counted
 from equilibria.records import read_record
-from equilibria.records.tables import CHANGED_OUTSIDE, NOTES, RESCALED
+from equilibria.records.tables import CHANGED_OUTSIDE, GAIN_LAW, INVARIANT_LAW, NOTES, RESCALED
 from equilibria.theory._reals import Array
 from equilibria.theory.identified import Identified
-from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 
 Steps = NDArray[np.int64]
 
@@ -33,7 +33,9 @@ _VANISHED = 1e-3  # share of the record's largest ||g||^2 ||w||^2 below which a 
 _STOPPED = 5  # sampling gaps without a sample, after which a layer no longer moves
 _BETWEEN_STEPS = (NOTES.index(CHANGED_OUTSIDE), NOTES.index(RESCALED))  # samples before which a weight was changed
 LEAST_SAMPLES = 20  # of a layer that are fitted; fewer do not show how far its gradients scatter
-ForecastRule: TypeAlias = SGD | SGDW | AdamW | AdamL2
+AFTER_RISE = 450  # steps after the last rise of lr from which a growth gain persists
+InvariantRule: TypeAlias = SGD | SGDW | AdamW | AdamL2  # their invariant weights follow L
+GainRule: TypeAlias = AdamW | Lion | Muon | Identified  # the length of their updates does not follow the gradient's
 
 _Member: TypeAlias = tuple[str, Mapping[str, Any], Mapping[str, Any]]
 
@@ -54,17 +56,19 @@ RunLike: TypeAlias = RunWithSamples | str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cohort:
-    """Layers with one rule and one parameter group that were sampled at the same steps.
+    """Layers with one law, one rule and one parameter group that were sampled at the same steps.
 
     Attributes:
         names: the layers.
+        law: `INVARIANT_LAW`, or `GAIN_LAW` for matrices by their measured growth gain.
         rule: their optimizer with the settings of the last sample.
         entries: numbers in each weight.
         step: the sampled steps.
         lr: learning rate of every sample.
         weight_decay: weight decay of every sample, as torch defines it.
         momentum: momentum of every sample; beta1 for Adam.
-        norm_sq: ||w||^2 before the step, samples x layers, like all below.
+        decay: decay in force at every sample, samples x layers, like all below.
+        norm_sq: ||w||^2 before the step.
         angle: radians of the step.
         moved_sq: ||w' - w||^2.
         plain_unit_grad_sq: N = ||g||^2 ||w||^2.
@@ -76,12 +80,14 @@ class Cohort:
     """
 
     names: tuple[str, ...]
-    rule: ForecastRule
+    law: str
+    rule: Rule
     entries: Array
     step: Steps
     lr: Array
     weight_decay: Array
     momentum: Array
+    decay: Array
     norm_sq: Array
     angle: Array
     moved_sq: Array
@@ -94,7 +100,7 @@ class Cohort:
         """The samples from a step on, up to another one."""
         end = None if before is None else int(np.searchsorted(self.step, before))
         rows = slice(int(np.searchsorted(self.step, step)), end)
-        fixed = ("names", "rule", "entries", "interpolating")
+        fixed = ("names", "law", "rule", "entries", "interpolating")
         series = [field.name for field in dataclasses.fields(self) if field.name not in fixed]
         return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in series})
 
@@ -142,21 +148,26 @@ def read_layers(run: RunLike, *, before: int | None = None) -> RecordedLayers:
     last_step = int(table["step"].to_numpy().max())
     sorted_run = sampled_run(table, metadata=metadata, metrics=metrics)
     recorded = _members(sorted_run)
-    reasons = {
-        name: _refusal(entry, columns, last_step, invariant=invariant)
-        for (name, entry, columns), invariant in zip(recorded, sorted_run.invariant, strict=True)
-    }
-    refused = {name: reason for name, reason in reasons.items() if reason}
-    members = [member for member in recorded if not reasons[member[0]]]
+    laws: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    for (name, entry, columns), invariant in zip(recorded, sorted_run.invariant, strict=True):
+        law, reason = _law(entry, columns, last_step, invariant=invariant)
+        if reason:
+            refused[name] = reason
+        else:
+            laws[name] = law
+    members = [member for member in recorded if member[0] in laws]
     if not members:
         more = "watch longer, or sample every fifth step or each (see eq.watch)" if before is None else "a later start"
         raise EquilibriaError(
-            f"got a run in which no layer can be forecast ({_by_reason(refused)}); expected a normalised layer under "
-            f"SGD, SGDW, AdamW or Adam with {LEAST_SAMPLES} samples in the second half of the record"
+            f"got a run in which no layer can be forecast ({by_reason(refused)}); expected a normalised layer under "
+            "SGD, SGDW, AdamW or Adam, or a matrix with weight decay under AdamW, Lion or Muon, with "
+            f"{LEAST_SAMPLES} samples in the second half of the record"
             + (f": {more}" if any("samples" in reason for reason in refused.values()) else "")
         )
     interpolating = None if sorted_run.loss is None else near_interpolation(sorted_run.loss)
-    cohorts = tuple(_cohort(group, interpolating) for group in _same_settings(members))
+    groups = _same_settings(members, laws)
+    cohorts = tuple(_cohort(group, laws[group[0][0]], interpolating) for group in groups)
     failing = failing_by_layer(sorted_run)
     return RecordedLayers(cohorts, refused, failing, last_step, metadata.get("steps_per_epoch"))
 
@@ -167,8 +178,8 @@ def whole_records(run: RunLike, cohorts: Sequence[Cohort]) -> Iterator[tuple[Coh
     recorded = _members(sampled_run(source.samples(), metadata=source.metadata))
     for cohort in cohorts:
         members = [member for member in recorded if member[0] in cohort.names]
-        for group in _same_settings(members):
-            yield cohort, _cohort(group, cohort.interpolating, rule=cohort.rule)
+        for group in _same_settings(members, dict.fromkeys(cohort.names, cohort.law)):
+            yield cohort, _cohort(group, cohort.law, cohort.interpolating, rule=cohort.rule)
 
 
 def _metrics(source: RunWithSamples) -> pa.Table | None:
@@ -182,23 +193,24 @@ def _before(step: int, rows: pa.Table | None) -> pa.Table | None:
 
 
 def _members(run: SortedRun) -> list[_Member]:
-    """Name, metadata and sample columns of every layer."""
-    columns = (run.taken.of(position) for position in range(len(run.taken.names)))
-    return list(zip(run.taken.names, run.entries, columns, strict=True))
+    """Name, metadata and sample columns of every layer, with the decay in force as one more column."""
+    taken = run.taken.only(**run.taken.columns, decay=decays(run.taken, run.entries))
+    columns = (taken.of(position) for position in range(len(taken.names)))
+    return list(zip(taken.names, run.entries, columns, strict=True))
 
 
-def _same_settings(members: list[_Member]) -> list[list[_Member]]:
-    """Layers grouped by parameter group, rule, sampled steps and settings."""
+def _same_settings(members: list[_Member], laws: Mapping[str, str]) -> list[list[_Member]]:
+    """Layers grouped by law, parameter group, rule, sampled steps and settings."""
     groups: dict[tuple[Any, ...], list[_Member]] = {}
     for member in members:
-        _, entry, columns = member
+        name, entry, columns = member
         settings = b"".join(columns[key].tobytes() for key in ("step", *SETTINGS))
-        key = (entry.get("optimizer"), entry.get("group"), str(entry["rule"]), settings)
+        key = (laws[name], entry.get("optimizer"), entry.get("group"), str(entry["rule"]), settings)
         groups.setdefault(key, []).append(member)
     return list(groups.values())
 
 
-def _by_reason(refused: Mapping[str, str]) -> str:
+def by_reason(refused: Mapping[str, str]) -> str:
     """Each reason once, with the layers it holds for."""
     names_by_reason: dict[str, list[str]] = {}
     for name, reason in refused.items():
@@ -218,37 +230,62 @@ def as_run(run: RunLike) -> RunWithSamples:
     return run
 
 
-def _refusal(entry: Mapping[str, Any], columns: Mapping[str, Any], last_step: int, *, invariant: bool | None) -> str:
-    """Why a layer cannot be forecast, "" if it can."""
-    count = len(columns["step"])
+def _law(
+    entry: Mapping[str, Any], columns: Mapping[str, Any], last_step: int, *, invariant: bool | None
+) -> tuple[str, str]:
+    """The law that a layer is forecast by, and why it cannot be; "" if it can."""
+    count, step = len(columns["step"]), columns["step"]
     if not entry.get("rule"):
-        return str(entry.get("no_law") or "the record does not name its optimizer")
+        return "", str(entry.get("no_law") or "the record does not name its optimizer")
     if not count:
-        return "no sample of a step that was taken"
-    fitted = columns["step"] >= late_from(columns["step"][0], columns["step"][-1])
+        return "", "no sample of a step that was taken"
+    fitted = step >= late_from(step[0], step[-1])
     if np.count_nonzero(fitted) < LEAST_SAMPLES:
-        return _too_few(count, int(np.count_nonzero(fitted)))
-    step = columns["step"]
+        return "", _too_few(count, int(np.count_nonzero(fitted)))
     if last_step - step[-1] > _STOPPED * int(np.diff(step)[-_STOPPED:].max()):
-        return f"it has not moved since step {step[-1]:,}, while others moved until step {last_step:,}"
-    settings = {name: float(columns[name][-1]) for name in SETTINGS}
-    rule = rule_from_metadata(entry, settings)
+        return "", f"it has not moved since step {step[-1]:,}, while others moved until step {last_step:,}"
+    rule = rule_from_metadata(entry, {name: float(columns[name][-1]) for name in SETTINGS})
     if rule is None:
-        return f"no law for its settings at step {columns['step'][-1]:,}"
-    if not isinstance(rule, ForecastRule):
-        name = rule.name if isinstance(rule, Identified) else type(rule).__name__
-        return f"its optimizer is {name}; forecasts are made for SGD, SGDW, AdamW and Adam"
-    if not invariant:
-        if invariant is None:
-            return "undecided whether it is scale-invariant: label it, eq.watch(..., invariant=eq.symmetries(...))"
-        looks = "is not" if entry.get("invariant") is not None else "does not look"
-        return f"{looks} scale-invariant: the laws do not hold for it"
+        return "", f"no law for its settings at step {step[-1]:,}"
+    if invariant and isinstance(rule, InvariantRule):
+        return INVARIANT_LAW, _without_l(columns, fitted)
+    return GAIN_LAW, _without_gain(entry, columns, rule, invariant=invariant)
+
+
+def _without_l(columns: Mapping[str, Any], fitted: NDArray[np.bool_]) -> str:
+    """Why L of an invariant layer cannot be forecast, "" if it can."""
     usable = fitted & np.isfinite(columns["unit_grad_sq"]) & (columns["unit_grad_sq"] > 0)
     if np.count_nonzero(usable) < LEAST_SAMPLES:
         read = f"its gradient was read at {np.count_nonzero(usable)} samples of the second half of the record"
         return f"{read}, which is fitted; at least {LEAST_SAMPLES} are needed"
     if _vanished(columns["unit_grad_sq"]):
         return "its gradient has vanished, below 0.1 % of its highest level, and no law predicts the rest"
+    return ""
+
+
+def _without_gain(entry: Mapping[str, Any], columns: Mapping[str, Any], rule: Rule, *, invariant: bool | None) -> str:
+    """Why a layer cannot be forecast by its growth gain, "" if it can."""
+    if entry.get("promised_by"):
+        return f"{entry['promised_by']} turns it, not its optimizer alone"
+    if not isinstance(rule, GainRule):
+        if invariant is None:
+            return "undecided whether it is scale-invariant: label it, eq.watch(..., invariant=eq.symmetries(...))"
+        looks = "is not" if entry.get("invariant") is not None else "does not look"
+        return (
+            f"{looks} scale-invariant, and no law gives the size of its gradient, which {type(rule).__name__} follows"
+        )
+    if len(entry.get("shape", ())) < 2:
+        return "it is not known to be a matrix" if "shape" not in entry else "a vector has no steady growth gain"
+    if not columns["weight_decay"][-1] > 0:
+        return "it is not scale-invariant and has no weight decay: growth gains of such weights were not tested"
+    rises = np.flatnonzero(np.diff(columns["lr"]) > 0)
+    risen = int(columns["step"][rises[-1] + 1]) if len(rises) else 0
+    missing = AFTER_RISE - (int(columns["step"][-1]) + 1 - risen)
+    if missing > 0:
+        since = f"lr rose until step {risen:,}" if risen else f"the record ends at step {columns['step'][-1]:,}"
+        return (
+            f"{since}, and its growth gain persists from {AFTER_RISE} steps later on: {counted(missing, 'step')} more"
+        )
     return ""
 
 
@@ -268,26 +305,27 @@ def _vanished(unit_grad_sq: Array) -> bool:
     return bool(means[-1] < _VANISHED * means.max())
 
 
-def _cohort(members: list[_Member], interpolating: str | None, *, rule: ForecastRule | None = None) -> Cohort:
+def _cohort(members: list[_Member], law: str, interpolating: str | None, *, rule: Rule | None = None) -> Cohort:
     names, entries, columns = zip(*members, strict=True)
     first = columns[0]
     if rule is None:
-        last_rule = rule_from_metadata(entries[0], {name: float(first[name][-1]) for name in SETTINGS})
-        assert isinstance(last_rule, ForecastRule)
-        rule = last_rule
+        rule = rule_from_metadata(entries[0], {name: float(first[name][-1]) for name in SETTINGS})
+    assert rule is not None
     stack = {
         name: np.stack([layer[name] for layer in columns], axis=1)
-        for name in ("norm", "angle", "update_norm", "unit_grad_sq", "momentum_unit_grad_sq")
+        for name in ("norm", "angle", "update_norm", "unit_grad_sq", "momentum_unit_grad_sq", "decay")
     }
     plain, with_momentum = stack["unit_grad_sq"], stack["momentum_unit_grad_sq"]
     return Cohort(
         names=tuple(names),
+        law=law,
         rule=rule,
         entries=np.array([float(entry["entries"]) for entry in entries]),
         step=first["step"],
         lr=first["lr"],
         weight_decay=first["weight_decay"],
         momentum=first["momentum"],
+        decay=stack["decay"],
         norm_sq=stack["norm"] ** 2,
         angle=stack["angle"],
         moved_sq=stack["update_norm"] ** 2,

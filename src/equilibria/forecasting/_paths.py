@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from equilibria._compiled import compiled, inner
 from equilibria.forecasting._fit import Fit
-from equilibria.forecasting._layers import Cohort, Steps
+from equilibria.forecasting._gain import GAIN_FALL, RELAXING, GainFit
+from equilibria.forecasting._layers import Cohort, InvariantRule, Steps
 from equilibria.forecasting._scenario import GroupSchedule
 from equilibria.theory._reals import Array
 from equilibria.theory.moments import step_map
@@ -48,7 +49,7 @@ class Paths:
         shown: the steps shown, counted from the schedule's first.
         norm_sq: ||w||^2 before each shown step, steps x layers x (1 + uncertain numbers), like the two below.
         angle: radians of each shown step.
-        log_unit_grad_sq: ln L.
+        log_unit_grad_sq: ln L; NaN by the measured gain.
         angle_equilibrium: equilibrium angle of the shown steps, steps x layers; 0 if there is none.
         travelled: sum of the angles of all steps, layers x (1 + uncertain numbers).
         steps_out: number of steps out of equilibrium, layers x (1 + uncertain numbers).
@@ -63,8 +64,10 @@ class Paths:
     steps_out: Array
 
 
-def integrate(cohort: Cohort, fitted: Fit, schedule: GroupSchedule, *, shown: Steps, central: bool = False) -> Paths:
-    """Integrate the moment recursion of all layers of a cohort along a schedule.
+def integrate(
+    cohort: Cohort, fitted: Fit | GainFit, schedule: GroupSchedule, *, shown: Steps, central: bool = False
+) -> Paths:
+    """Integrate the recursion of all layers of a cohort along a schedule.
 
     Args:
         cohort: the layers.
@@ -73,6 +76,9 @@ def integrate(cohort: Cohort, fitted: Fit, schedule: GroupSchedule, *, shown: St
         shown: steps to keep, counted from the schedule's first, ascending.
         central: integrate the central path only: no bands, and a seventh of the work.
     """
+    if isinstance(fitted, GainFit):
+        return _by_gain(fitted, schedule, shown, central=central)
+    assert isinstance(cohort.rule, InvariantRule)
     layers, members = len(cohort.names), 1 if central else 1 + _DISPLACED
     law, state = _law_rows(cohort, fitted, schedule, members), _start_states(fitted, schedule, members)
     out = np.empty((len(shown), 3, layers * members))
@@ -149,6 +155,44 @@ def _equilibrium_factor(cohort: Cohort, fitted: Fit) -> tuple[Array, float]:
     b1 = cohort.rule.betas[0]
     scale = np.sqrt((1 - b1) / (1 + b1)) * (2 * cohort.entries) ** (1 / 3) * np.exp(-fitted.level / 6)
     return scale, -1 / 6
+
+
+_GAIN_DISPLACED = 3  # gain; wander of the update's size; its change with lr
+
+
+def _by_gain(fitted: GainFit, schedule: GroupSchedule, shown: Steps, *, central: bool) -> Paths:
+    """`integrate` by the law of the measured gain."""
+    layers, members = len(fitted.gain), 1 if central else 1 + _GAIN_DISPLACED
+    exponent = 1 / (1 - GAIN_FALL / 2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        per_decay = 2 * fitted.in_force * fitted.angle_sq ** (-GAIN_FALL / 2) / fitted.gain
+        scale = np.where(fitted.balanced, per_decay, 0.0) ** (exponent / 2)
+    rows = (fitted.gain, fitted.size_sq, fitted.relaxed, np.zeros(layers), fitted.angle_sq, fitted.in_force, scale)
+    law = np.repeat(np.stack(rows)[:, :, np.newaxis], members, axis=2)
+    if members > 1:
+        law[0, :, 1] += fitted.gain_error
+        law[3, :, 2] = fitted.size_wander
+        law[2, :, 3] = 1.0
+    lr, decay = schedule.lr, schedule.lr * schedule.weight_decay
+    done = np.log1p(np.arange(schedule.steps) / fitted.steps_done)
+    relaxing = np.minimum(lr / fitted.lr, 1.0) ** RELAXING
+    settings = np.stack([lr ** (2 * fitted.lr_power), decay, relaxing, done, decay ** (exponent / 2)], axis=1)
+    log_norm_sq = np.repeat(np.log(fitted.norm_sq), members)
+    out, totals = np.empty((len(shown), 2, layers * members)), np.zeros((_TOTAL_ROWS, layers * members))
+    _integrate_gain(
+        np.ascontiguousarray(settings),
+        np.log(schedule.rescale_sq),
+        fitted.norm_power,
+        shown.astype(np.int64),
+        np.ascontiguousarray(law.reshape(len(rows), -1)),
+        log_norm_sq,
+        out,
+        totals,
+    )
+    norm_sq, angle = (out[:, row].reshape(len(shown), layers, members) for row in range(2))
+    travelled, steps_out = totals.reshape(_TOTAL_ROWS, layers, members)
+    equilibrium = settings[shown, 4][:, np.newaxis] * scale
+    return Paths(shown, norm_sq, angle, np.full_like(angle, np.nan), equilibrium, travelled, steps_out)
 
 
 # ---- the compiled recursions, many paths side by side
@@ -275,4 +319,39 @@ def _integrate_adam(
         _add_angle(before, state, moved, base[t], factor, totals, angle)
         if row < shown.shape[0] and shown[row] == t:
             out[row, 0], out[row, 1], out[row, 2] = before, angle, state[4]
+            row += 1
+
+
+@compiled(f"void({_MATRIX}, {_LINE}, float64, {_STEPS}, {_MATRIX}, {_LINE}, {_CUBE}, {_MATRIX})")
+def _integrate_gain(
+    settings: Any, rescaling: Any, power: float, shown: Any, law: Any, log_norm_sq: Any, out: Any, totals: Any
+) -> None:
+    """The measured gain: ln ||w||^2 changes by G angle^2 - 2 eps, with angle^2 = lr^2 u^2 / ||w||^(2p).
+
+    Columns of ``settings``: lr^2, lr wd, share of u^2 that has not relaxed, ln of the steps done over those at the
+    start, and the power of lr wd in the equilibrium angle. Rows of ``law``: G; u^2, its share that stays at lr 0, its
+    wander; the squared angle that G belongs to; decay in force over lr wd; factor of the equilibrium angle.
+    """
+    paths = log_norm_sq.shape[0]
+    gain, size_sq = law[0].copy(), law[1].copy()
+    row = 0
+    for t in range(settings.shape[0]):
+        lr_sq, decay, kept, done, base = settings[t, 0], settings[t, 1], settings[t, 2], settings[t, 3], settings[t, 4]
+        keep = row < shown.shape[0] and shown[row] == t
+        for n in range(paths):
+            before = log_norm_sq[n] + rescaling[t]
+            if t % _HOLD == 0:
+                share = law[2, n] + (1.0 - law[2, n]) * kept
+                size_sq[n] = law[1, n] * share * math.exp(2.0 * law[3, n] * done)
+            angle_sq = lr_sq * size_sq[n] * math.exp(-power * before)
+            if t % _HOLD == 0 and gain[n] > 0.0 and angle_sq > 0.0:
+                gain[n] = law[0, n] * (angle_sq / law[4, n]) ** (-0.5 * GAIN_FALL)
+            turned_sq = angle_sq if gain[n] > 0.0 else min(angle_sq, law[4, n])
+            log_norm_sq[n] = before + gain[n] * turned_sq - 2.0 * law[5, n] * decay
+            angle, wanted = math.sqrt(angle_sq), base * law[6, n]
+            totals[0, n] += angle
+            totals[1, n] += 1.0 if wanted > 0.0 and abs(angle - wanted) > TOLERANCE * wanted else 0.0
+            if keep:
+                out[row, 0, n], out[row, 1, n] = math.exp(before), angle
+        if keep:
             row += 1

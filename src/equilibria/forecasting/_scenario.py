@@ -9,12 +9,17 @@ import numpy as np
 
 from equilibria.errors import EquilibriaError, positive
 from equilibria.forecasting._layers import Cohort, RecordedLayers
+from equilibria.records.tables import GAIN_LAW, INVARIANT_LAW
 from equilibria.theory._reals import Array
 from equilibria.theory.schedules import FromValues, ScheduleLike, as_schedule
 from equilibria.theory.targets import rescale_sq_factors
 
 JUMP = 0.1  # relative change of lr or weight decay from one step to the next that counts as a jump
 _FALL = 0.5  # share of the last lr below which a network that interpolates cannot be forecast
+_UNKNOWN = {
+    INVARIANT_LAW: "L falls with lr, by a factor between 1 and 20 that the record does not show",
+    GAIN_LAW: "updates come in bursts, of sizes that the record does not show",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +129,8 @@ def _refuse_fall(cohort: Cohort, lr: Array) -> None:
     if cohort.interpolating and least < _FALL * last:
         raise EquilibriaError(
             f"got a schedule that lowers lr from {last:.4g} to {least:.4g}, and {cohort.interpolating}; expected lr "
-            f"of at least {_FALL * last:.4g} to the end: there L falls with lr, by a factor between 1 and 20 that the "
-            "record does not show: forecast up to the fall, or again some hundred steps after it"
+            f"of at least {_FALL * last:.4g} to the end: there {_UNKNOWN[cohort.law]}: forecast up to the fall, or "
+            "again some hundred steps after it"
         )
 
 
@@ -141,6 +146,8 @@ def _ratio(what: str, cohort: Cohort, own: float, main: float) -> float:
 
 def _rescaling(cohort: Cohort, lr: Array, wd: Array) -> Array:
     """The factor of ||w||^2 before every step, as `equilibria.control.RescaleOnDecay` applies it."""
+    if cohort.law == GAIN_LAW:  # it rescales scale-invariant weights
+        return np.ones(len(lr))
     return rescale_sq_factors(
         cohort.rule,
         np.append(cohort.lr[-1:], lr),

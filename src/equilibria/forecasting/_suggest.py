@@ -15,6 +15,7 @@ from equilibria.diagnosis.series import sample_weights
 from equilibria.errors import EquilibriaError, positive, whole
 from equilibria.findings import counted
 from equilibria.forecasting._fit import Fit, fit
+from equilibria.forecasting._gain import GainFit
 from equilibria.forecasting._layers import Cohort, RecordedLayers, RunLike, Steps, read_layers
 from equilibria.forecasting._paths import Paths, integrate
 from equilibria.forecasting._scenario import Scenario, group_schedules
@@ -235,7 +236,7 @@ def _fits(space: _Space, shift: int) -> bool:
 
 
 def _try(
-    candidate: _Candidate, space: _Space, layers: RecordedLayers, fits: list[Fit], shown: Steps, wanted: Array
+    candidate: _Candidate, space: _Space, layers: RecordedLayers, fits: list[Fit | GainFit], shown: Steps, wanted: Array
 ) -> Proposal:
     """The forecast of a candidate, compared with the wanted angles."""
     scenario = _scenario(candidate, space)
@@ -277,7 +278,9 @@ def _milestones(candidate: _Candidate, space: _Space) -> tuple[int, ...] | None:
     return (*past.tolist(), *(space.first + edge + candidate.shift for edge in space.edges[1:]))
 
 
-def _paths(scenario: Scenario, space: _Space, layers: RecordedLayers, fits: list[Fit], shown: Steps) -> list[Paths]:
+def _paths(
+    scenario: Scenario, space: _Space, layers: RecordedLayers, fits: list[Fit | GainFit], shown: Steps
+) -> list[Paths]:
     schedules = group_schedules(scenario, layers, first=space.first, steps=len(space.lr))
     return [
         integrate(cohort, fitted, schedule, shown=shown, central=True)
@@ -336,7 +339,9 @@ def _present_angle(cohort: Cohort) -> Array:
     return np.asarray(np.sqrt(np.sum(weight * np.nan_to_num(angle) ** 2, axis=0) / np.sum(weight, axis=0)))
 
 
-def _wanted(target: AngleTarget, layers: RecordedLayers, space: _Space, fits: list[Fit], shown: Steps) -> Array:
+def _wanted(
+    target: AngleTarget, layers: RecordedLayers, space: _Space, fits: list[Fit | GainFit], shown: Steps
+) -> Array:
     """The target angle, shown steps x layers."""
     if isinstance(target, str):
         if target in _NOW:
