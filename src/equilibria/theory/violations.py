@@ -6,7 +6,8 @@ derivations are in docs/laws/violations.md. In short:
 
 - A gradient orthogonal to its weight never enters <w, buffer>. So the angle of SGD, SGDW and AdamW in equilibrium does
   not depend on correlations; they change the size of the update alone, and with it the norm. Lion's update has a fixed
-  size; there they change the memory, hence both.
+  size; there they change the memory, hence both. A signal that lasts as long as AdamW's second moment changes both too
+  (`correlated_gradients`).
 - Where coordinates are uneven, those with the smallest gradients see little else than the projection that keeps the
   gradient orthogonal to the weight. Adam and Lion raise it to full size: these coordinates move radially together.
 - Heavy tails and sparse gradients matter to Adam through the scatter of its second moment, to Lion through the many
@@ -26,10 +27,11 @@ import numpy as np
 from equilibria.errors import EquilibriaError, one_of, within
 from equilibria.theory._reals import Array
 from equilibria.theory.citations import law
+from equilibria.theory.correlated_gradients import adamw_correlated, lion_total_correlated
 from equilibria.theory.equilibrium import ROUNDED_AWAY, Assumption, constant_update_point, second_moment_shift
 from equilibria.theory.fluctuation import mean_field_shift, random_walk_variance
 from equilibria.theory.identified import Identified
-from equilibria.theory.memory import lion_total, sign_total
+from equilibria.theory.memory import sign_total
 from equilibria.theory.radial import radial_balance, radial_strength
 from equilibria.theory.requested import norm_power
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, closed_rule, nesterov_angle_factor
@@ -68,7 +70,9 @@ class LawError:
 
 
 @law("", "docs/laws/violations.md", derived="one law per assumption of the equilibrium; each simulated")
-def violation_error(rule: Rule, kind: Violation, size: float, *, dim: float | None = None) -> LawError:
+def violation_error(
+    rule: Rule, kind: Violation, size: float, *, dim: float | None = None, lasting: float | None = None
+) -> LawError:
     """Relative error of the equilibrium law when one of its assumptions fails.
 
     Args:
@@ -78,7 +82,7 @@ def violation_error(rule: Rule, kind: Violation, size: float, *, dim: float | No
 
             - "radial": the mean cosine of gradient and weight (positive where the gradient step shrinks the weight);
             - "correlated": correlation of successive gradients, AR(1);
-            - "signal": share of E||g||^2 in a mean gradient that outlives the momentum;
+            - "signal": share of E||g||^2 in a mean gradient that changes slowly; needs ``lasting``;
             - "uneven": sigma of lognormal gradient scales over the coordinates; needs ``dim``;
             - "dominated": share of the coordinates that get all of the gradient but for less than 1/dim;
             - "sparse": share of the steps at which an entry has a gradient;
@@ -87,13 +91,15 @@ def violation_error(rule: Rule, kind: Violation, size: float, *, dim: float | No
             - "eps": Adam's eps over the root of the second moment;
             - "bfloat16": steps since the weight was in equilibrium, all with bfloat16 weights.
         dim: number of entries, for "uneven".
+        lasting: for "signal": steps after which the mean gradient is correlated with itself by 1/e; at most
+            1/(2 lr wd), in which norms settle.
 
     Returns:
         What the run has over the law, minus 1. For SGD and SGDW the law takes L = E||g||^2 ||w||^2, for correlated
         gradients too: `rules.momentum_unit_grad_sq` is the L with which their norm is exact.
 
     Raises:
-        EquilibriaError: bad input, or no law is known for this failure of this rule.
+        EquilibriaError: bad input, or no law is known for this failure of this rule, or for one of this size.
 
     Example:
         >>> from equilibria.theory import SGD, AdamW
@@ -107,9 +113,16 @@ def violation_error(rule: Rule, kind: Violation, size: float, *, dim: float | No
     one_of("kind", kind, get_args(Violation))
     if not rule.decay_per_step > 0:
         raise EquilibriaError(f"got {rule!r}; expected lr and weight_decay above 0", argument="rule")
-    factors = _LAWS[kind](rule, size) if kind != "uneven" else _uneven(rule, size, dim)
+    if kind == "uneven":
+        factors = _uneven(rule, size, dim)
+    elif kind == "signal":
+        factors = _signal(rule, size, lasting)
+    else:
+        factors = _LAWS[kind](rule, size)
     if factors is None:
-        raise EquilibriaError(f"got kind={kind!r} for {type(rule).__name__}; no law is known for it", argument="kind")
+        raise EquilibriaError(
+            f"got kind={kind!r}, size={size:g} for {type(rule).__name__}; no law is known for it", argument="kind"
+        )
     angle, norm = factors
     return LawError(None if angle is None else float(angle) - 1, float(norm) - 1)
 
@@ -156,7 +169,7 @@ def _in_words(error: LawError) -> str:
 
 def _change(error: float | None) -> str:
     if error is None:
-        return "changes by some per cent"
+        return "changes by an amount that no law gives"
     return f"is {100 * abs(error):.2g} % {'higher' if error > 0 else 'lower'}" if _is_visible(error) else "stays"
 
 
@@ -227,7 +240,8 @@ def _number_format(rule: Rule, time_constant: float) -> Assumption:
     name, affects = "weights of enough digits", "norm, angle"
     limits = "float32 rounds away less than 3e-8 of a weight, bfloat16 less than 2e-3 to 4e-3"
     if isinstance(rule, AdamL2):
-        return Assumption(name, None, None, None, affects, f"a step must move the weight visibly: {limits}")
+        text = f"a step must move the weight visibly: {limits}; no law gives the error in bfloat16"
+        return Assumption(name, None, None, None, affects, text)
     change = rule.decay_per_step
     if isinstance(rule, SGD):  # its decay is a part of the step, which is rounded as a whole
         change = math.sqrt(2 * change / (1 + rule.momentum))
@@ -238,7 +252,7 @@ def _number_format(rule: Rule, time_constant: float) -> Assumption:
     if change < ROUNDED_AWAY["float32"]:
         return Assumption(name, False, None, None, affects, text)
     if not isinstance(rule, AdamW):
-        return Assumption(name, None, None, None, affects, text)
+        return Assumption(name, None, None, None, affects, f"{text}; no law gives the error in bfloat16")
     error = violation_error(rule, "bfloat16", 3 * time_constant)
     text += f": after {3 * time_constant:,.0f} steps in bfloat16 {_in_words(error)}"
     return Assumption(name, None, error.angle, error.norm, affects, text)
@@ -267,9 +281,25 @@ def _correlated(rule: Rule, size: float) -> _Factors:
     return _with_correlations(rule, [(1.0, rho)])
 
 
-def _signal(rule: Rule, size: float) -> _Factors:
-    share = within("size", size, low=0, high=1)
-    return _with_correlations(rule, [(1 - share, 0.0), (share, 1.0)])
+def _signal(rule: Rule, size: float, lasting: float | None) -> _Factors:
+    share, settling = within("size", size, low=0, high=1), 1 / (2 * _decay_in_force(rule))
+    if lasting is None or not 0 < lasting <= settling:
+        raise EquilibriaError(
+            f"got lasting={lasting}; expected for kind='signal' the steps that it lasts, above 0 and at most "
+            f"1/(2 lr wd) = {settling:.4g}",
+            argument="lasting",
+        )
+    parts = [(1 - share, 0.0), (share, math.exp(-1 / lasting))]
+    if not isinstance(rule, AdamW):
+        return _with_correlations(rule, parts)
+    run, plain = (
+        adamw_correlated(rule.betas, gradients, decay_per_step=rule.decay_per_step)
+        for gradients in (parts, [(1.0, 0.0)])
+    )
+    if run is None or plain is None:
+        return None
+    norm_sq, update_sq = run.norm_sq / plain.norm_sq, run.update_sq / plain.update_sq
+    return math.sqrt(update_sq / norm_sq), math.sqrt(norm_sq)
 
 
 def _with_correlations(rule: Rule, parts: list[tuple[float, float]]) -> _Factors:
@@ -290,10 +320,10 @@ def _with_correlations(rule: Rule, parts: list[tuple[float, float]]) -> _Factors
         return (1.0, kappa**0.5) if isinstance(rule, AdamW) else (kappa ** (1 / 6), kappa ** (1 / 3))
     if isinstance(rule, Muon | Identified):
         return None
-    b2 = rule.betas[1]
-    buffer_sq = (1 - b2) / (1 + b2) * (1 + 2 * b2 * overlap(b2))
-    total = lion_total(rule.betas, grad_sq=1.0, buffer_sq=buffer_sq, buffer_dot_grad=(1 - b2) * overlap(b2))
-    return _remembering(rule, float(total))
+    eps = rule.decay_per_step
+    total = lion_total_correlated(rule.betas, parts, decay_per_step=eps)
+    own = rule.memory.total(eps)
+    return math.sqrt(((2 - eps) / total - eps) / ((2 - eps) / own - eps)), math.sqrt(total / own)
 
 
 def _remembering(rule: Lion, total: float) -> tuple[float, float]:
@@ -453,7 +483,6 @@ def _bfloat16(rule: Rule, size: float) -> _Factors:
 _LAWS: dict[Violation, Callable[[Rule, float], _Factors]] = {
     "radial": _radial,
     "correlated": _correlated,
-    "signal": _signal,
     "dominated": _dominated,
     "sparse": _sparse,
     "heavy tails": _heavy_tails,
