@@ -11,7 +11,7 @@ import torch
 
 import equilibria as eq
 from equilibria.diagnosis import diagnose
-from equilibria.diagnosis.noise import gradient_noise
+from equilibria.diagnosis.noise import _turning_error, gradient_noise
 
 SIZE = 32  # x SIZE weights: all of them are among the coordinates
 STEPS = 2000
@@ -23,7 +23,7 @@ class Bowl:
     Plain SGD, momentum and AdamW settle in it; the loss is stationary, and the last move is known exactly.
     """
 
-    def __init__(self, make, *, noise=1.0, steps=STEPS, seed=0, log=True, **watched):
+    def __init__(self, make, *, noise=1.0, steps=STEPS, seed=0, log=True, bursts=1.0, **watched):
         torch.manual_seed(seed)
         self.steps = steps
         self.weights = [torch.nn.Parameter(torch.zeros(SIZE, SIZE)) for _ in range(2)]
@@ -44,7 +44,7 @@ class Bowl:
                 for place, (weight, rate) in enumerate(zip(self.weights, self.rates, strict=True)):
                     away = weight.detach() - centres[place]
                     mean = rate * away
-                    weight.grad = mean + noise * torch.randn(SIZE, SIZE)
+                    weight.grad = mean + noise * torch.randn(SIZE, SIZE) * (bursts if step % 61 == 0 else 1.0)
                     loss += 0.5 * float((rate * away**2).sum())
                     root = optimizer.state[weight]["exp_avg_sq"].sqrt() if is_adam and step else 1.0
                     move = weight.detach() - before[place]
@@ -113,6 +113,30 @@ def test_turning_falls_below_that_of_independent_steps():
         assert list(layer.turning) == [2**power for power in range(10)]  # of the reference at step 1,024
         assert layer.turning[1] == pytest.approx(1, rel=0.2)
         assert layer.turning[512] < layer.turning[32] < layer.turning[2]
+
+
+def test_turning_is_left_out_where_rare_long_steps_make_most_of_it():
+    """One step in 61 makes nine tenths of D(1); one comparison over 16 steps meets it, or does not."""
+    noise = Bowl(OPTIMIZERS["sgd"], bursts=20.0).noise
+    for layer in noise.layers:
+        assert not any(n >= 16 for n in layer.turning)
+        assert "comparisons over 16 steps give D(n) with a standard error of" in layer.turning_doubt
+
+
+@pytest.mark.parametrize("lasting", [1, 40])
+@pytest.mark.parametrize("spacing", [1, 4])
+def test_the_error_of_turning_is_that_of_stretches_drawn_at_random(lasting, spacing):
+    """Squared angles whose size scatters from step to step, and in spells of some steps."""
+    draw, count, trials = np.random.default_rng(3), 400_000, 2000
+    angle_sq = draw.exponential(size=count) * np.repeat(draw.gamma(2.0, size=count // lasting), lasting)
+    sums, steps = np.cumsum(np.append(0.0, angle_sq)), np.arange(count)
+    for length in (4, 16, 128):
+        begins = draw.integers(0, count - length, size=(trials, 3))
+        drawn = ((sums[begins + length] - sums[begins]) / length).mean(axis=1).var() / angle_sq.mean() ** 2
+        stated = _turning_error(steps[::spacing], angle_sq[::spacing], steps=length, stretches=3) ** 2
+        # Three standard errors of the variance between blocks, which sparse samples raise, and of that of the draws.
+        off = 3 * (spacing * (2 * length / count) ** 0.5 + (2 / trials) ** 0.5)
+        assert stated == pytest.approx(drawn, rel=off)
 
 
 def test_a_reliable_noise_scale_makes_one_finding():

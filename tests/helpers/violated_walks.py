@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from equilibria.theory import SGD, AdamL2, AdamW, Lion, Rule
 
 Array = NDArray[np.float64]
-PERSISTENCE = 0.98  # of the signal: 50 steps, the momentum has 10
+LASTING = 50.0  # steps of the signal; the momentum has 10
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ def to_bfloat16(values: Array) -> Array:
     return (rounded & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
 
 
-def noise_of(kind: str, size: float, shape: tuple[int, int], draw: np.random.Generator) -> Callable[[], Array]:
+def noise_of(
+    kind: str, size: float, shape: tuple[int, int], draw: np.random.Generator, lasting: float
+) -> Callable[[], Array]:
     """Gradients of a unit weight before they are made orthogonal to it, entries of mean square 1."""
     dim = shape[1]
     if kind in ("uneven", "dominated"):
@@ -56,7 +58,7 @@ def noise_of(kind: str, size: float, shape: tuple[int, int], draw: np.random.Gen
     if kind == "heavy tails":
         return lambda: draw.standard_t(size, shape) * math.sqrt((size - 2) / size)
     if kind in ("correlated", "signal"):
-        rho, share = (size, 1.0) if kind == "correlated" else (PERSISTENCE, size)
+        rho, share = (size, 1.0) if kind == "correlated" else (math.exp(-1 / lasting), size)
         state = draw.standard_normal(shape)
 
         def lasting() -> Array:
@@ -83,6 +85,7 @@ def walk(
     settle: int = 3000,
     steps: int = 5000,
     seed: int = 7,
+    lasting: float = LASTING,
 ) -> Walked:
     """Let a weight walk from the equilibrium norm and measure it after ``settle`` steps."""
     draw = np.random.default_rng(seed)
@@ -92,7 +95,7 @@ def walk(
     w *= float(start) / np.sqrt(dot(w, w))
     stored = to_bfloat16 if kind == "bfloat16" else lambda values: values
     eps = size / float(start) if kind == "eps" else 0.0
-    w, noise, m, v = stored(w), noise_of(kind, size, shape, draw), np.zeros(shape), np.zeros(shape)
+    w, noise, m, v = stored(w), noise_of(kind, size, shape, draw, lasting), np.zeros(shape), np.zeros(shape)
     norms, angles, update_sq, ratio, buffer = np.zeros(replicas), np.zeros(replicas), 0.0, 0.0, np.zeros(3)
     for step in range(settle + steps):
         norm_sq = dot(w, w)

@@ -32,6 +32,10 @@ def test_cosines_are_the_double_sum(rho, steps, eps):
         - (2 * eps - eps**2) * sum(kept ** (n - 2 - i - j) * padded[j - i] for i in range(n) for j in range(i + 1, n))
         for n in range(steps + 1)
     ]
+    if max(map(abs, expected)) > 1:
+        with pytest.raises(EquilibriaError, match="the cosine over"):
+            cosine_over_steps(rho, steps, decay_per_step=eps)
+        return
     assert cosine_over_steps(rho, steps, decay_per_step=eps) == pytest.approx(expected, rel=1e-12, abs=1e-13)
 
 
@@ -44,8 +48,12 @@ def test_independent_gradients_leave_the_decay(eps, steps):
 @given(correlations)
 def test_turning_is_the_double_sum_over_moves(r):
     padded = [1.0, *r]
-    for n, ratio in enumerate(turning_ratio(r), start=1):
-        assert ratio == pytest.approx(sum(padded[abs(i - j)] for i in range(n) for j in range(n)) / n, abs=1e-12)
+    sums = [sum(padded[abs(i - j)] for i in range(n) for j in range(n)) / n for n in range(1, len(r) + 2)]
+    if min(sums) < 0:
+        with pytest.raises(EquilibriaError, match="not negative"):
+            turning_ratio(r)
+        return
+    assert turning_ratio(r) == pytest.approx(sums, abs=1e-12)
 
 
 def walk(pull_back: float, *, eps: float, steps: int, dim: int, seed: int):
@@ -182,3 +190,49 @@ def test_gradient_noise_from_the_pull_on_the_last_move(momentum, lr):
 def test_misuse_is_refused(misuse):
     with pytest.raises(EquilibriaError, match=r"got .*; expected"):
         misuse()
+
+
+# ---- input that no run has
+
+
+def test_a_sum_broken_off_too_early_is_refused_instead_of_a_cosine_above_1():
+    """Four correlations of a convolutional network: the identity needs those over longer distances."""
+    with pytest.raises(EquilibriaError, match=r"got 4 correlations and steps=1024.*expected correlations over longer"):
+        cosine_over_steps([-0.13, -0.061, -0.036, -0.023], 1024, decay_per_step=0.0025)
+
+
+def test_independent_gradients_forget_over_any_distance():
+    cosines = cosine_over_steps([], 100_000, decay_per_step=0.01)
+    assert cosines[200] == pytest.approx(0.99**200, rel=1e-12) and cosines[-1] < 1e-300
+
+
+def test_correlations_of_no_stationary_steps_are_refused():
+    with pytest.raises(EquilibriaError, match=r"4 steps turn -0\.2 times as far"):
+        turning_ratio([-0.4] * 3)
+
+
+def test_a_spectrum_that_does_not_fit_is_refused():
+    """With momentum steps add up first: D(n) grows as n^2 before it grows as n."""
+    n = np.array([1, 2, 4, 8, 16, 32])
+    with pytest.raises(EquilibriaError, match="with momentum give distances beyond its memory"):
+        fit_relaxation_spectrum(n, 1e-4 * n**2.0)
+
+
+def test_a_fit_tells_its_residual():
+    n = np.array([1, 2, 4, 8, 16, 32])
+    off = np.where(n == 8, 1.1, 1.0)
+    fitted = fit_relaxation_spectrum(n, 1e-3 * n**0.6 * off)
+    assert fitted.residual == pytest.approx(np.max(np.abs(fitted.turned(n) / (1e-3 * n**0.6 * off) - 1)))
+    assert 0.03 < fitted.residual < 0.1
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), "0.1"])
+def test_a_pull_that_is_no_number_is_refused(bad):
+    with pytest.raises(EquilibriaError, match="pull"):
+        mean_gradient_share_from_pull(bad, 0.1)
+
+
+@pytest.mark.parametrize(("ratio", "momentum"), [(3.0, 0.9), (0.0, 0.1)])
+def test_ratios_that_give_no_share_are_refused(ratio, momentum):
+    with pytest.raises(EquilibriaError, match="expected a share between -1 and 1"):
+        mean_gradient_share_with_momentum(ratio, momentum=momentum)

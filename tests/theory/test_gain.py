@@ -133,3 +133,8 @@ def test_where_nothing_turns_or_balances_there_is_no_gain():
         equilibrium_from_gain(1.0, decay_in_force=1e-4, norm=1.0)
     with pytest.raises(EquilibriaError, match="norm_power"):
         equilibrium_from_gain(1.0, decay_in_force=1e-4, norm_power=3)
+
+
+def test_an_inner_product_of_no_vectors_is_refused():
+    with pytest.raises(EquilibriaError, match="expected an inner product of these vectors"):
+        norm_budget(1.0, shrink=0.0, w_dot_update=-10.0, update_sq=0.01)

@@ -140,3 +140,21 @@ def test_a_decay_of_everything_is_refused():
     law = dataclasses.replace(like_muon(Muon(0.02, 0.1)), weight_decay=60.0)
     with pytest.raises(EquilibriaError, match=r"removes 1.2 of the weight per step; expected less than 1"):
         law.equilibrium()
+
+
+def test_steps_that_grow_faster_than_decay_have_no_equilibrium():
+    rule = Identified(
+        1e-3,
+        0.1,
+        name="Growing",
+        step=PowerLaw(1.0, lr=1.0, norm=3.0),
+        decay=PowerLaw(1.0, lr=1.0, weight_decay=1.0),
+        memory=Memory((), ()),
+    )
+    with pytest.raises(EquilibriaError, match="there is no stable equilibrium"):
+        rule.equilibrium(dim=10, unit_grad_sq=1.0)
+
+
+def test_lengths_are_not_negative():
+    with pytest.raises(EquilibriaError, match="factor"):
+        PowerLaw(-1.0)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from equilibria.errors import EquilibriaError
 from equilibria.theory import Muon
 from equilibria.theory.muon import orthogonal_update, orthogonalised
 
@@ -86,3 +87,9 @@ def test_memory_against_a_filtered_walk(nesterov):
     rule = Muon(0.1, momentum=mu, nesterov=nesterov, shape=shape)
     assert rule.memory.total() == pytest.approx(total, rel=0.03)
     assert rule.update_sq(shape) == pytest.approx(products[0], rel=0.01)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (-3, 4), (2.5, 4)])
+def test_shapes_of_no_matrix_are_refused(shape):
+    with pytest.raises(EquilibriaError, match="rows"):
+        orthogonal_update(*shape)

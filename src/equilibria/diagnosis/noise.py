@@ -31,6 +31,9 @@ _SURE_CURVATURE = 0.1
 _LARGEST_SHARE = 0.08  # with plain SGD: above it the loss is no parabola over a step; noise scales were too large
 _LARGEST_RATIO = 0.92  # h~/N: above it, the noise scale with momentum was off by more than 30 % on networks
 _WARM = 2  # times 1/(1 - beta2) steps, after which Adam's second moment is complete to 13 %
+_SURE_TURNING = 0.075  # standard error of D(n): two of them are 15 %
+_SHORT = 16  # steps: where these vary too much, no longer turning is trusted
+_SAMPLES_PER_BLOCK = 4  # of the angle, at least, in a stretch whose mean is compared with that of others
 _MOSTLY = 0.5  # of E|g|^2, that scale-invariant layers have in a network whose noise scale is trusted
 _FAR_BELOW, _ABOVE = 4.0, 0.5  # noise scale over batch, outside of which there is something to decide
 
@@ -52,7 +55,8 @@ class LayerNoise:
         doubt: why the noise scale is not reliable; "" if it is.
         curvature_doubt: the same for the curvature.
         turning: by distance n, D(n)/(n D(1)): how far n steps turn the weight, over n uncorrelated steps; of the
-            comparisons in the window.
+            comparisons in the window, without the distances that too few of them cover.
+        turning_doubt: why distances from 16 on are missing from it; "" if none is.
     """
 
     name: str
@@ -67,6 +71,7 @@ class LayerNoise:
     doubt: str = "no samples"
     curvature_doubt: str = "no samples"
     turning: Mapping[int, float] | None = None
+    turning_doubt: str = ""
 
     @property
     def reliable(self) -> bool:
@@ -144,7 +149,7 @@ def noise_of_run(run: SampledRun, diffusion: pa.Table | None = None) -> Gradient
                 h[0] * float(lr[place]) if h[0] is not None and isinstance(rule, SGD | SGDW) else None,
                 _first(doubts, share.bursts(place), _share_doubts(m, rule, steps, run.metadata)),
                 _first(doubts, bend.bursts(place), _curvature_doubts(h), _faint(m[0], rule)),
-                turning[place],
+                *turning[place],
             )
         )
     return GradientNoise(tuple(layers), _network(run, measured, layers), batch)
@@ -371,11 +376,13 @@ def _curvature_doubts(curvature: tuple[float | None, float | None]) -> Iterator[
 # ---- turning over many steps
 
 
-def _turning(diffusion: pa.Table | None, late: Series) -> list[dict[int, float]]:
-    """For every layer D(n)/(n D(1)) by n, from the references in its window; D(1) from all of its samples."""
-    empty: list[dict[int, float]] = [{} for _ in late.names]
+def _turning(diffusion: pa.Table | None, late: Series) -> list[tuple[dict[int, float], str]]:
+    """For every layer D(n)/(n D(1)) by n, from the references in its window, and why distances are left out.
+
+    D(1) comes from all of its samples.
+    """
     if diffusion is None or not diffusion.num_rows:
-        return empty
+        return [({}, "") for _ in late.names]
     coded = diffusion["param"].unify_dictionaries().combine_chunks()
     places = {name: place for place, name in enumerate(late.names)}
     layer = np.array([places.get(name, -1) for name in coded.dictionary.to_pylist()])[coded.indices.to_numpy()]
@@ -391,9 +398,62 @@ def _turning(diffusion: pa.Table | None, late: Series) -> list[dict[int, float]]
     with np.errstate(all="ignore"):
         one_step = late.mean(-np.log(np.cos(late.columns["angle"])))
         ratios = -np.log(sums / counts) / (distances * one_step[:, None])
-    for own, values in zip(empty, ratios.tolist(), strict=True):
-        own.update({int(n): value for n, value in zip(distances, values, strict=True) if math.isfinite(value)})
-    return empty
+    return [
+        _sure_turning(late.of(place), distances, ratios[place], counts[place]) if late.counts[place] else ({}, "")
+        for place in range(len(late.names))
+    ]
+
+
+def _sure_turning(
+    samples: Mapping[str, Array], distances: Array, ratios: Array, references: Array
+) -> tuple[dict[int, float], str]:
+    """The distances at which some references stand for the whole window, and the largest error of the others.
+
+    Where steps pull back, D(n) holds the latest D(n)/D(1) of the n steps; the effect of the earlier ones is undone. If
+    16 steps vary too much, so do more: where rare long steps make most of D(16), they make much of D(1024).
+    """
+    known = np.isfinite(ratios) & (ratios > 0)
+    effective = np.clip(np.where(known, distances * ratios, 1), 1, distances)
+    errors = np.array(
+        [
+            _turning_error(samples["step"], samples["angle"] ** 2, steps=steps, stretches=count)
+            for steps, count in zip(effective.tolist(), references.tolist(), strict=True)
+        ]
+    )
+    short = distances == _SHORT
+    errors[distances > _SHORT] = np.maximum(errors[distances > _SHORT], errors[short].max(initial=0.0))
+    sure = known & (errors <= _SURE_TURNING)
+    values = {int(n): float(value) for n, value in zip(distances[sure], ratios[sure], strict=True)}
+    left_out = np.flatnonzero(known & ~sure & (distances >= _SHORT))
+    if not len(left_out):
+        return values, ""
+    if not np.isfinite(errors[left_out]).all():
+        return values, f"{len(samples['step'])} samples do not show how much the angle varies"
+    worst = left_out[np.argmax(errors[left_out])]
+    return values, (
+        f"the angle varies so much from step to step that {references[worst]} comparisons over {distances[worst]:,} "
+        f"steps give D(n) with a standard error of {percent(errors[worst])}"
+    )
+
+
+def _turning_error(step: Array, angle_sq: Array, *, steps: float, stretches: int) -> float:
+    """Relative standard error of a mean of angle^2 over some stretches of a window, from how much it varies in it.
+
+    The variance between stretches of ``steps`` steps is that between blocks of samples, less what few samples in a
+    block add to it, plus what single steps leave in a stretch.
+    """
+    known = np.isfinite(angle_sq)
+    step, angle_sq = step[known], angle_sq[known]
+    if not stretches or len(step) < 2 * _SAMPLES_PER_BLOCK or not angle_sq.mean() > 0:
+        return math.inf
+    span = int(step[-1] - step[0]) + 1
+    block = (step - step[0]) // max(math.ceil(steps), math.ceil(_SAMPLES_PER_BLOCK * span / len(step)))
+    size, sums = np.bincount(block), np.bincount(block, angle_sq)
+    size, sums = size[size > 0], sums[size > 0]
+    within = (np.sum(angle_sq**2) - np.sum(sums**2 / size)) / max(1, len(step) - len(size))
+    between = max(0.0, float(np.var(sums / size, ddof=1) - within * np.mean(1 / size))) if len(size) > 1 else 0.0
+    left_open = max(0.0, 1 - stretches * steps / span)
+    return float(np.sqrt((between + within / steps) * left_open / stretches) / angle_sq.mean())
 
 
 # ---- the finding

@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from equilibria.diagnosis.invariance import NEARLY_RANDOM, InvarianceTest, decay_in_force
 from equilibria.errors import EquilibriaError
 from equilibria.monitor.reading import MeasuredStep
-from equilibria.monitor.recursion import group_equilibrium, remembered, run_recursion
+from equilibria.monitor.recursion import group_equilibrium, recall_of_shape, remembered, run_recursion
 from equilibria.theory.adam import adam_settling_steps
 from equilibria.theory.identified import Identified
 from equilibria.theory.moments import angle_from_chord_sq, chord_sq, nesterov_correlation
@@ -123,14 +123,18 @@ class Predictor:
         entries: numbers per weight.
         invariant: 1 for scale-invariant weights, 0 for others, NaN for those whose cosines with the gradient decide;
             None if they decide for all.
+        shapes: (rows, columns) of the matrix that each weight is, or is a row of; without them Muon's updates count as
+            keeping all of their momentum's memory until their share is measured.
 
     Attributes:
         next_step: the first step whose settings the next prediction needs; the recursion's state precedes it.
     """
 
-    def __init__(self, entries: Array, *, invariant: Array | None = None) -> None:
+    def __init__(
+        self, entries: Array, *, invariant: Array | None = None, shapes: Sequence[tuple[int, int]] | None = None
+    ) -> None:
         count = len(entries)
-        self._entries = entries
+        self._entries, self._shapes = entries, shapes
         self._labels = np.full(count, np.nan) if invariant is None else invariant
         self._state: State | None = None
         self.next_step = 0
@@ -212,7 +216,7 @@ class Predictor:
             self.next_step = step + 1
             mean = np.maximum(_with_momentum(rule, self._grad_sq.value, correlation), 0.0)
             angle_equilibrium, norm_equilibrium = group_equilibrium(
-                rule, mean, correlation, sizes=self._sizes(rule), entries=self._entries, recall=self._recalled()
+                rule, mean, correlation, sizes=self._sizes(rule), entries=self._entries, recall=self._recalled(rule)
             )
             steps, settled = np.full(len(mean), np.nan), np.zeros(len(mean), dtype=bool)
             if relax is not None:
@@ -301,10 +305,18 @@ class Predictor:
             ratio = np.maximum(ratio, np.divide(_LEAST_SHARE - 1, weight))
         return ratio
 
-    def _recalled(self) -> Array:
-        """Measured share of its momentum's memory that Muon's updates keep; all of it until there are samples."""
+    def _recalled(self, rule: Rule) -> Array | float:
+        """Measured share of its momentum's memory that Muon's updates keep; that of the shape until there are samples.
+
+        Other rules keep all of it.
+        """
+        if not isinstance(rule, Muon):
+            return 1.0
         known = np.isfinite(self._recall.value) & (self._recall.count >= _FEWEST_PAIRS)
-        return np.where(known, np.clip(self._recall.value, 0.0, 2.0), 1.0)
+        by_shape: Array | float = 1.0
+        if self._shapes is not None and not known.all():
+            by_shape = np.array([recall_of_shape(rule.momentum, rule.nesterov, shape) for shape in self._shapes])
+        return np.where(known, np.clip(self._recall.value, 0.0, 2.0), by_shape)
 
     def _sizes(self, rule: Rule) -> Array:
         """Squared length of an update per lr^2: the number of entries, but for Muon the measured one.
@@ -426,7 +438,7 @@ class Predictor:
                 sizes=self._sizes(rules[-1]),
                 entries=self._entries,
                 correlation=correlation,
-                recall=self._recalled() if isinstance(rules[-1], Muon) else 1.0,
+                recall=self._recalled(rules[-1]),
             )
         except EquilibriaError:  # the recursion rejects these settings; the next change from outside starts another
             self._state = None

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from equilibria.errors import EquilibriaError
 from equilibria.theory import equilibrium
 from equilibria.theory.identified import Identified, identified_point, identified_step
+from equilibria.theory.memory import muon_memory
 from equilibria.theory.moments import adam_step, angle_from_chord_sq
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, nesterov_angle_factor
 from equilibria.theory.states import State, memory_size, step_of
@@ -135,6 +136,14 @@ def remembered(rule: Muon, traces: Array) -> Array:
     return total
 
 
+@lru_cache(maxsize=1024)
+def recall_of_shape(momentum: float, nesterov: bool, shape: tuple[int, int]) -> float:
+    """Share of its momentum's memory that Muon's update of a matrix keeps under Gaussian gradients."""
+    whole = muon_memory(momentum, nesterov=nesterov).total() - 1
+    kept: float = (muon_memory(momentum, nesterov=nesterov, shape=shape).total() - 1) / whole if whole else 1.0
+    return kept
+
+
 def _run_adam(
     rules: Sequence[Rule], state: State, unit_grad_sq: Array, sizes: Array
 ) -> tuple[State, tuple[Array, Array], Array]:
@@ -172,7 +181,7 @@ def _without_schedule(rule: Rule) -> Rule:
 
 
 def group_equilibrium(
-    rule: Rule, unit_grad_sq: Array, correlation: Array, *, sizes: Array, entries: Array, recall: Array
+    rule: Rule, unit_grad_sq: Array, correlation: Array, *, sizes: Array, entries: Array, recall: Array | float
 ) -> tuple[Array, Array]:
     """Angle and norm in equilibrium; NaN where the rule has none.
 

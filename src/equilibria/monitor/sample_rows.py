@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -79,8 +80,13 @@ class SampleBuilder:
         self._entries = self._per_row([float(layer.entries) for layer in watched])
         labels = [layer.invariant or [np.nan] * layer.units for layer in watched]
         invariant = np.concatenate([[], *labels]).astype(np.float64)
+        shapes = [_matrix_shape(layer) for layer in watched for _ in range(layer.units)]
         self._predictors = {
-            int(group): Predictor(self._entries[self._groups == group], invariant=invariant[self._groups == group])
+            int(group): Predictor(
+                self._entries[self._groups == group],
+                invariant=invariant[self._groups == group],
+                shapes=[shape for shape, own in zip(shapes, self._groups, strict=True) if own == group],
+            )
             for group in sorted(set(self._groups))
         }
         self._gains = {group: GainPredictor(self._entries[self._groups == group]) for group in self._predictors}
@@ -340,6 +346,12 @@ class SampleBuilder:
 
 def _eps(layer: Watched) -> float:
     return float(torch.finfo(layer.param.dtype).eps)
+
+
+def _matrix_shape(layer: Watched) -> tuple[int, int]:
+    """(rows, columns) of a parameter as a matrix, its first axis the rows."""
+    rows, *others = layer.param.shape or (1,)
+    return rows, math.prod(others)
 
 
 def _optimizer_memory(

@@ -14,7 +14,8 @@ Optimizers and their equilibria
     - `moments`, `memory`, `muon`: the recursions and autocorrelations behind these; `angles`: angles over many steps.
     - `correlation`: what measured correlations between steps change, and what they tell; `radial`: weights that are not
       quite scale-invariant; `gain`: why a norm grows or falls, for every weight.
-    - `violations`: how far a run leaves the law when one of its assumptions fails.
+    - `violations`: how far a run leaves the law when one of its assumptions fails; `correlated_gradients`: AdamW's and
+      Lion's updates under gradients that are correlated in time.
     - `translation`: the same dynamics after a change of scale, batch size, weight decay or optimizer.
     - `requested`: settings for a requested angle, or for an equilibrium to keep; `schedules`: learning rates over time.
 

@@ -24,6 +24,8 @@ from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule, check_rule
 
+_ROUNDING = 1e-5  # relative, of inner products of float32 vectors
+
 
 @law("smd", "Thm 1, Thm 2", derived="F = 2 eps / angle^2 in equilibrium, eps the decay in force, as lr wd goes to 0")
 def growth_gain(rule: Rule) -> float:
@@ -102,6 +104,12 @@ def norm_budget(norm_sq: ArrayLike, *, shrink: ArrayLike, w_dot_update: ArrayLik
     """
     p, s = reals("norm_sq", norm_sq, above=0), reals("shrink", shrink)
     along, size = reals("w_dot_update", w_dot_update), reals("update_sq", update_sq, low=0)
+    if np.any(along**2 > p * size * (1 + _ROUNDING)):
+        raise EquilibriaError(
+            f"got w_dot_update={w_dot_update!r} with norm_sq={norm_sq!r} and update_sq={update_sq!r}; expected an "
+            "inner product of these vectors, |<w, e>| <= ||w|| ||e||",
+            argument="w_dot_update",
+        )
     return NormBudget(np.asarray(s * (s - 2)), np.asarray(2 * (1 - s) * along / p), np.asarray(size / p))
 
 

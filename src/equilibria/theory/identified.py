@@ -58,7 +58,8 @@ class PowerLaw:
     entries: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("factor", "lr", "weight_decay", "grad", "norm", "entries"):
+        within("factor", self.factor, low=0)
+        for name in ("lr", "weight_decay", "grad", "norm", "entries"):
             number(name, getattr(self, name))
 
     def __call__(self, *, lr: Any, weight_decay: Any, grad: Any, norm: Any, entries: Any) -> Any:
@@ -211,6 +212,12 @@ def _check_settings(rule: Identified, unit_grad_sq: ArrayLike | None, dim: Array
             f"got lr={rule.lr:g}, weight_decay={rule.weight_decay:g}; expected both above 0: without decay there is no "
             "equilibrium",
             argument="weight_decay" if rule.weight_decay == 0 else "lr",
+        )
+    if not rule.slope < 0:
+        raise EquilibriaError(
+            f"got a law of {rule.name} by which steps grow with the norm as fast as decay, or faster (slope "
+            f"{rule.slope:g}); expected a negative slope: there is no stable equilibrium",
+            argument="step",
         )
     if rule.is_coupled and (unit_grad_sq is None or dim is None):
         raise EquilibriaError(

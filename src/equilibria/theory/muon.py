@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equilibria.errors import whole
 from equilibria.theory._reals import Array
 from equilibria.theory.citations import law
 
@@ -94,7 +95,8 @@ def orthogonal_update(rows: int, columns: int) -> OrthogonalUpdate:
         >>> round(square.correlation(0.8), 1), round(long.correlation(0.8), 1)
         (0.6, 0.8)
     """
-    return _update(min(rows, columns), max(rows, columns))
+    sides = whole("rows", rows, low=1), whole("columns", columns, low=1)
+    return _update(min(sides), max(sides))
 
 
 @functools.lru_cache(maxsize=4096)

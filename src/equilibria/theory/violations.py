@@ -6,9 +6,10 @@ derivations are in docs/laws/violations.md. In short:
 
 - A gradient orthogonal to its weight never enters <w, buffer>. So the angle of SGD, SGDW and AdamW in equilibrium does
   not depend on correlations; they change the size of the update alone, and with it the norm. Lion's update has a fixed
-  size; there they change the memory, hence both.
+  size; there they change the memory, hence both. A signal that lasts as long as AdamW's second moment changes both too
+  (`correlated_gradients`).
 - Where coordinates are uneven, those with the smallest gradients see little else than the projection that keeps the
-  gradient orthogonal to the weight. Adam and Lion raise it to full size: these coordinates move radially together.
+  gradient orthogonal to the weight. Adam raises it to full size: these coordinates move radially together.
 - Heavy tails and sparse gradients matter to Adam through the scatter of its second moment, to Lion through the many
   steps at which the momentum alone decides the sign.
 """
@@ -26,10 +27,11 @@ import numpy as np
 from equilibria.errors import EquilibriaError, one_of, within
 from equilibria.theory._reals import Array
 from equilibria.theory.citations import law
+from equilibria.theory.correlated_gradients import adamw_correlated, lion_total_correlated
 from equilibria.theory.equilibrium import ROUNDED_AWAY, Assumption, constant_update_point, second_moment_shift
 from equilibria.theory.fluctuation import mean_field_shift, random_walk_variance
 from equilibria.theory.identified import Identified
-from equilibria.theory.memory import lion_total, sign_total
+from equilibria.theory.memory import sign_total
 from equilibria.theory.radial import radial_balance, radial_strength
 from equilibria.theory.requested import norm_power
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, closed_rule, nesterov_angle_factor
@@ -51,6 +53,8 @@ _QUANTILES = 400  # of a distribution that is averaged over
 _MOST_QUANTILES = 100_000
 _NEGLIGIBLE = 1e-9
 _INVISIBLE = 5e-4  # as a change, in words
+_FEWEST_GRADIENTS = 5  # of an entry within 1/(1 - beta2) steps: with fewer, Lion's momentum is far from Gaussian
+_MOST_LOST = 0.5  # of a signal, to the projection that keeps gradients orthogonal to the weight
 _FEW, _SMALL_SHIFT, _SHIFT = 8.0, 0.01, 0.03  # entries that are few, and changes that may be neglected
 
 
@@ -59,16 +63,18 @@ class LawError:
     """How far a run is from its law.
 
     Attributes:
-        angle: rms angle of the run over the law's, minus 1; None where no law is known.
+        angle: rms angle of the run over the law's, minus 1.
         norm: rms norm of the run over the law's, minus 1.
     """
 
-    angle: float | None
+    angle: float
     norm: float
 
 
 @law("", "docs/laws/violations.md", derived="one law per assumption of the equilibrium; each simulated")
-def violation_error(rule: Rule, kind: Violation, size: float, *, dim: float | None = None) -> LawError:
+def violation_error(
+    rule: Rule, kind: Violation, size: float, *, dim: float | None = None, lasting: float | None = None
+) -> LawError:
     """Relative error of the equilibrium law when one of its assumptions fails.
 
     Args:
@@ -78,22 +84,26 @@ def violation_error(rule: Rule, kind: Violation, size: float, *, dim: float | No
 
             - "radial": the mean cosine of gradient and weight (positive where the gradient step shrinks the weight);
             - "correlated": correlation of successive gradients, AR(1);
-            - "signal": share of E||g||^2 in a mean gradient that outlives the momentum;
+            - "signal": share of E||g||^2 in a gradient that changes slowly whatever the weight does; needs ``lasting``.
+              The mean gradient at a minimum, `noise()`'s ``mean_share``, is none: it opposes the last moves;
             - "uneven": sigma of lognormal gradient scales over the coordinates; needs ``dim``;
             - "dominated": share of the coordinates that get all of the gradient but for less than 1/dim;
             - "sparse": share of the steps at which an entry has a gradient;
             - "heavy tails": degrees of freedom (above 4) of Student's t for the entries of the gradient;
             - "few entries": their number;
             - "eps": Adam's eps over the root of the second moment;
-            - "bfloat16": steps since the weight was in equilibrium, all with bfloat16 weights.
+            - "bfloat16": steps since the weight was in equilibrium, all with bfloat16 weights and float32 moments;
+              torch keeps Adam's moments in the weight's format, for which no law is known.
         dim: number of entries, for "uneven".
+        lasting: for "signal": steps after which the mean gradient is correlated with itself by 1/e; at most
+            1/(2 lr wd), in which norms settle.
 
     Returns:
         What the run has over the law, minus 1. For SGD and SGDW the law takes L = E||g||^2 ||w||^2, for correlated
         gradients too: `rules.momentum_unit_grad_sq` is the L with which their norm is exact.
 
     Raises:
-        EquilibriaError: bad input, or no law is known for this failure of this rule.
+        EquilibriaError: bad input, or no law is known for this failure of this rule, or for one of this size.
 
     Example:
         >>> from equilibria.theory import SGD, AdamW
@@ -107,11 +117,18 @@ def violation_error(rule: Rule, kind: Violation, size: float, *, dim: float | No
     one_of("kind", kind, get_args(Violation))
     if not rule.decay_per_step > 0:
         raise EquilibriaError(f"got {rule!r}; expected lr and weight_decay above 0", argument="rule")
-    factors = _LAWS[kind](rule, size) if kind != "uneven" else _uneven(rule, size, dim)
+    if kind == "uneven":
+        factors = _uneven(rule, size, dim)
+    elif kind == "signal":
+        factors = _signal(rule, size, lasting)
+    else:
+        factors = _LAWS[kind](rule, size)
     if factors is None:
-        raise EquilibriaError(f"got kind={kind!r} for {type(rule).__name__}; no law is known for it", argument="kind")
+        raise EquilibriaError(
+            f"got kind={kind!r}, size={size:g} for {type(rule).__name__}; no law is known for it", argument="kind"
+        )
     angle, norm = factors
-    return LawError(None if angle is None else float(angle) - 1, float(norm) - 1)
+    return LawError(float(angle) - 1, float(norm) - 1)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -129,7 +146,7 @@ def assumptions(rule: Rule, dim: float | None, time_constant: float) -> tuple[As
     if not isinstance(rule, SGD | SGDW):
         listed.append(_even_coordinates(rule))
     if isinstance(rule, Lion):
-        listed.append(_stated(rule, "dense gradients", "sparse", 0.05, "with gradients at 5 % of the steps only"))
+        listed.append(_dense_gradients(rule))
     if isinstance(rule, AdamW | AdamL2):
         text = "eps must be far below sqrt(v), the rms gradient of an entry; at a tenth of it"
         listed.append(_stated(rule, "eps below the gradient", "eps", 0.1, text))
@@ -154,14 +171,12 @@ def _in_words(error: LawError) -> str:
     return f"the angle {_change(error.angle)}, the norm {_change(error.norm)}"
 
 
-def _change(error: float | None) -> str:
-    if error is None:
-        return "changes by some per cent"
+def _change(error: float) -> str:
     return f"is {100 * abs(error):.2g} % {'higher' if error > 0 else 'lower'}" if _is_visible(error) else "stays"
 
 
-def _is_visible(error: float | None) -> bool:
-    return error is None or abs(error) >= _INVISIBLE
+def _is_visible(error: float) -> bool:
+    return abs(error) >= _INVISIBLE
 
 
 def _invariant_weight(rule: Rule) -> Assumption:
@@ -190,15 +205,25 @@ def _even_coordinates(rule: Rule) -> Assumption:
         return Assumption(name, None, None, None, "norm, angle", f"{text}; else give their homogeneity")
     if isinstance(rule, Muon):
         return Assumption(name, None, None, None, "norm, angle", f"{text}; else measure the update (update_sq)")
+    if isinstance(rule, Lion):
+        return Assumption(name, None, None, None, "norm, angle", f"{text}; no law gives Lion's error if they are not")
     text += "; where a tenth of them gets all of the gradient"
     return _stated(rule, name, "dominated", 0.1, text)
+
+
+def _dense_gradients(rule: Lion) -> Assumption:
+    """Entries have a gradient at most steps; else the momentum alone decides the sign."""
+    name, share = "dense gradients", max(0.05, _FEWEST_GRADIENTS * (1 - rule.betas[1]))
+    if share >= 1:
+        return Assumption(name, None, None, None, "norm, angle", "no law gives the error under sparse gradients")
+    return _stated(rule, name, "sparse", share, f"with gradients at {100 * share:.2g} % of the steps only")
 
 
 def _many_entries(rule: Rule, dim: float | None) -> Assumption:
     """Norms fluctuate little, which they do at a small lr * wd or with many entries."""
     entries = _FEW if dim is None else max(2.0, dim)
     error = violation_error(rule, "few entries", entries)
-    small = max(abs(error.angle or 0.0), abs(error.norm)) < (_SMALL_SHIFT if dim is None else _SHIFT)
+    small = max(abs(error.angle), abs(error.norm)) < (_SMALL_SHIFT if dim is None else _SHIFT)
     return Assumption(
         "many entries",
         small if dim is not None or small else None,
@@ -227,7 +252,8 @@ def _number_format(rule: Rule, time_constant: float) -> Assumption:
     name, affects = "weights of enough digits", "norm, angle"
     limits = "float32 rounds away less than 3e-8 of a weight, bfloat16 less than 2e-3 to 4e-3"
     if isinstance(rule, AdamL2):
-        return Assumption(name, None, None, None, affects, f"a step must move the weight visibly: {limits}")
+        text = f"a step must move the weight visibly: {limits}; no law gives the error in bfloat16"
+        return Assumption(name, None, None, None, affects, text)
     change = rule.decay_per_step
     if isinstance(rule, SGD):  # its decay is a part of the step, which is rounded as a whole
         change = math.sqrt(2 * change / (1 + rule.momentum))
@@ -238,13 +264,14 @@ def _number_format(rule: Rule, time_constant: float) -> Assumption:
     if change < ROUNDED_AWAY["float32"]:
         return Assumption(name, False, None, None, affects, text)
     if not isinstance(rule, AdamW):
-        return Assumption(name, None, None, None, affects, text)
+        return Assumption(name, None, None, None, affects, f"{text}; no law gives the error in bfloat16")
     error = violation_error(rule, "bfloat16", 3 * time_constant)
-    text += f": after {3 * time_constant:,.0f} steps in bfloat16 {_in_words(error)}"
+    text += f": after {3 * time_constant:,.0f} steps in bfloat16 with float32 moments {_in_words(error)}"
+    text += "; torch keeps the moments in bfloat16 too, for which no law is known"
     return Assumption(name, None, error.angle, error.norm, affects, text)
 
 
-_Factors: TypeAlias = tuple[float | None, float] | None
+_Factors: TypeAlias = tuple[float, float] | None
 """Angle and norm over the law's, or None where no law is known."""
 
 
@@ -267,9 +294,49 @@ def _correlated(rule: Rule, size: float) -> _Factors:
     return _with_correlations(rule, [(1.0, rho)])
 
 
-def _signal(rule: Rule, size: float) -> _Factors:
-    share = within("size", size, low=0, high=1)
-    return _with_correlations(rule, [(1 - share, 0.0), (share, 1.0)])
+def _signal(rule: Rule, size: float, lasting: float | None) -> _Factors:
+    share, settling = within("size", size, low=0, high=1), 1 / (2 * _decay_in_force(rule))
+    if lasting is None or not 0 < lasting <= settling:
+        raise EquilibriaError(
+            f"got lasting={lasting}; expected for kind='signal' the steps that it lasts, above 0 and at most "
+            f"1/(2 lr wd) = {settling:.4g}",
+            argument="lasting",
+        )
+    rho = math.exp(-1 / lasting)
+    parts = [(1 - share, 0.0), (share, rho)]
+    lost = _lost_to_projection(rule, share, rho)
+    if lost > _MOST_LOST:
+        raise EquilibriaError(
+            f"got size={share:g}, lasting={lasting:g}, a signal that the weight follows: to stay orthogonal to it, the "
+            f"gradient would lose {100 * min(lost, 1.0):.0f} % of the signal; no law is known above "
+            f"{100 * _MOST_LOST:.0f} %",
+            argument="lasting",
+        )
+    if not isinstance(rule, AdamW):
+        return _with_correlations(rule, parts)
+    run, plain = (
+        adamw_correlated(rule.betas, gradients, decay_per_step=rule.decay_per_step)
+        for gradients in (parts, [(1.0, 0.0)])
+    )
+    if run is None or plain is None:
+        return None
+    norm_sq, update_sq = run.norm_sq / plain.norm_sq, run.update_sq / plain.update_sq
+    return math.sqrt(update_sq / norm_sq), math.sqrt(norm_sq)
+
+
+def _lost_to_projection(rule: Rule, share: float, rho: float) -> float:
+    """The part of a signal along the weight, which has moved along it: 2 eps X^2 / kappa of its share.
+
+    X is the sum over past updates of their product with the present gradient, for an average that forgets by b.
+    """
+    if isinstance(rule, Lion):
+        b = rule.betas[1]
+    else:
+        b = rule.betas[0] if isinstance(rule, AdamW | AdamL2) else getattr(rule, "momentum", 0.0)
+    if isinstance(rule, SGD | SGDW) and not b:
+        return 0.0  # without momentum correlations change nothing
+    kappa = 1 + 2 * b * share * rho / (1 - b * rho)
+    return 2 * _decay_in_force(rule) * share * (rho / (1 - rho) * (1 - b) / (1 - b * rho)) ** 2 / kappa
 
 
 def _with_correlations(rule: Rule, parts: list[tuple[float, float]]) -> _Factors:
@@ -290,10 +357,10 @@ def _with_correlations(rule: Rule, parts: list[tuple[float, float]]) -> _Factors
         return (1.0, kappa**0.5) if isinstance(rule, AdamW) else (kappa ** (1 / 6), kappa ** (1 / 3))
     if isinstance(rule, Muon | Identified):
         return None
-    b2 = rule.betas[1]
-    buffer_sq = (1 - b2) / (1 + b2) * (1 + 2 * b2 * overlap(b2))
-    total = lion_total(rule.betas, grad_sq=1.0, buffer_sq=buffer_sq, buffer_dot_grad=(1 - b2) * overlap(b2))
-    return _remembering(rule, float(total))
+    eps = rule.decay_per_step
+    total = lion_total_correlated(rule.betas, parts, decay_per_step=eps)
+    own = rule.memory.total(eps)
+    return math.sqrt(((2 - eps) / total - eps) / ((2 - eps) / own - eps)), math.sqrt(total / own)
 
 
 def _remembering(rule: Lion, total: float) -> tuple[float, float]:
@@ -329,17 +396,13 @@ def _together(rule: Rule, common: float) -> _Factors:
     """A share ``common`` of the entries moves along its own direction, as one random walk; the others walk freely.
 
     AdamW: ||w||^2 is q + (1-q) x^2 with q the free share and x Gaussian, and the angle^2 over the law's is the mean of
-    q/||w||^2 + q (1-q)/||w||^4. Lion: the gradient of the common walk changes in size, and where it is small the
-    momentum alone decides the sign. How often follows from simulations, not from a law: common^3; the angle of the
-    same simulations was within 7 % of the law.
+    q/||w||^2 + q (1-q)/||w||^4. Lion's common walk is not Gaussian: where it is small, the momentum alone decides the
+    sign.
     """
     if isinstance(rule, SGD | SGDW):
         return 1.0, 1.0
-    if isinstance(rule, AdamL2 | Muon):
+    if not isinstance(rule, AdamW):
         return None
-    if isinstance(rule, Lion):
-        momentum_alone = float(sign_total(rule.betas[1], decay=rule.betas[1])) / rule.memory.total()
-        return None, math.sqrt(1 + (momentum_alone - 1) * common**3)
     if common < _NEGLIGIBLE:
         return 1.0, 1.0
     c = (1 - common) / common
@@ -358,6 +421,8 @@ def _mean_inverse(c: float) -> float:
 
 def _sparse(rule: Rule, size: float) -> _Factors:
     share = within("size", size, above=0, high=1)
+    if isinstance(rule, Lion) and share < _FEWEST_GRADIENTS * (1 - rule.betas[1]) * (1 - _NEGLIGIBLE):
+        return None
     return _mixture(rule, np.array([0.0, 1 / share]), np.array([1 - share, share]))
 
 
@@ -453,7 +518,6 @@ def _bfloat16(rule: Rule, size: float) -> _Factors:
 _LAWS: dict[Violation, Callable[[Rule, float], _Factors]] = {
     "radial": _radial,
     "correlated": _correlated,
-    "signal": _signal,
     "dominated": _dominated,
     "sparse": _sparse,
     "heavy tails": _heavy_tails,
