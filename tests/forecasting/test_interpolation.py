@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from tests.helpers.planted_walks import Walk
+from torch import nn
 
+import equilibria as eq
 from equilibria.diagnosis.gradient_size import near_interpolation
 from equilibria.errors import EquilibriaError
 from equilibria.forecasting import backtest, forecast, what_if
@@ -90,6 +93,34 @@ def test_without_a_logged_loss_the_centre_stays_and_the_bands_widen():
 def test_a_twentieth_of_its_start_is_the_boundary(left, expected):
     values = np.where(np.arange(100) < 50, 2.0, 2.0 * left)
     assert bool(near_interpolation((np.arange(100.0), values))) == expected
+
+
+@pytest.mark.parametrize("steps", [70, 2_000, 20_000])
+def test_the_start_of_the_loss_is_that_of_its_first_values_however_long_the_record(steps):
+    """A network that learns within 300 steps has done so within the first tenth of a long record."""
+    step = np.arange(float(steps))
+    fitted = 2.3 * np.exp(-step / min(300, steps / 7)) + 0.04
+    assert f"over steps 0-{min(steps // 10, 7) - 1:,}: near interpolation" in near_interpolation((step, fitted))
+    assert not near_interpolation((step, fitted + 0.1))
+
+
+def test_a_memorising_network_is_not_forecast_past_a_fall_of_lr():
+    torch.manual_seed(11)
+    net = nn.Sequential(nn.Linear(12, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3))
+    groups = [{"params": net[0].parameters(), "weight_decay": 1e-3}, {"params": net[1:].parameters()}]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    inputs, labels = torch.randn(48, 12), torch.randint(3, (48,))
+    with eq.watch(net, optimizer, every=4, invariant=["0.weight"]) as monitor:
+        for _ in range(800):
+            drawn = torch.randint(48, (16,))
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(net(inputs[drawn]), labels[drawn])
+            loss.backward()
+            optimizer.step()
+            monitor.log(loss=loss)
+        assert (net(inputs).argmax(1) == labels).all()
+        with pytest.raises(EquilibriaError, match="lowers lr from 0.1 to 0.01, and the training loss is"):
+            forecast(monitor, schedule=MultiStep(0.1, milestones=[900], factor=0.1), steps=1000)
 
 
 def test_a_ramp_fits_no_power():
