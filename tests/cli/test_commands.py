@@ -395,3 +395,14 @@ def test_an_error_about_an_argument_is_one_about_its_flag():
     error = run(f"equilibrium {SGD_OPTIONS} --momentum 1.2").exception
     assert isinstance(error, EquilibriaError)
     assert (str(error), error.argument) == ("got --momentum=1.2; expected 0 <= --momentum < 1", "--momentum")
+
+
+def test_help_shows_the_whole_first_sentence_of_every_command():
+    text = CliRunner().invoke(app, ["--help"], terminal_width=80).output
+    assert "..." not in text.split("Commands:")[1].split("Examples:")[0]
+    assert "rows, steps, damage and holes of every session and table." in " ".join(text.split())
+
+
+@pytest.mark.parametrize("command", ["equilibrium", "translate"])
+def test_help_mentions_no_option_of_another_command(command):
+    assert "--lr-file" not in CliRunner().invoke(app, [command, "--help"]).output

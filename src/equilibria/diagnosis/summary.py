@@ -83,7 +83,7 @@ class LayerSummary:
         first_step: step of the first sample in the window, None if it is empty.
         lr_range: lowest and highest lr of the window, None if it is empty.
         first_lr: of the first sample of the run.
-        peak_lr: highest of the run.
+        peak_lr: highest of the sampled steps of the run.
         last_lr: of the last sample of the run; ``lr`` unless the window leaves out the tail of a schedule.
         how: the label of `symmetries`, such as "rows"; None if the monitor had none.
         angle_error: relative standard error of ``angle_vs_predicted``, from the scatter of the last samples around
@@ -183,12 +183,12 @@ class LayerSummary:
 
     @property
     def settings_over_run(self) -> str:
-        """The optimizer with its settings; lr at the first sample of the run, at its peak and at the last sample."""
+        """The optimizer with its settings; lr at the first sample of the run, its highest one and the last."""
         if self.first_lr is None or self.lr is None or self.peak_lr is None or self.last_lr is None:
             return self.settings
         now = three_digits(self.last_lr)
         if self.peak_lr > max(self.first_lr, self.last_lr):
-            course = f"lr={three_digits(self.first_lr)}, peak {three_digits(self.peak_lr)}, now {now}"
+            course = f"lr={three_digits(self.first_lr)}, sampled peak {three_digits(self.peak_lr)}, now {now}"
         elif self.first_lr != self.last_lr:
             course = f"lr={three_digits(self.first_lr)} -> {now}"
         else:
@@ -197,18 +197,32 @@ class LayerSummary:
 
     @property
     def when(self) -> str:
-        """The steps of the window, with the range of lr where it moved.
+        """The steps of the window, with their number where few of them were sampled, and lr's range where it moved.
 
         Example:
             >>> at = dict.fromkeys((field.name for field in dataclasses.fields(LayerSummary)))
-            >>> LayerSummary(**at | {"first_step": 1840, "last_step": 1999, "lr_range": (3e-5, 1.2e-4)}).when
+            >>> window = at | {"samples": 160, "first_step": 1840, "last_step": 1999, "lr_range": (3e-5, 1.2e-4)}
+            >>> LayerSummary(**window).when
             'over steps 1,840-1,999 (lr 3e-5 to 1.2e-4)'
+            >>> LayerSummary(**window | {"samples": 4}).when
+            'over steps 1,840-1,999 (4 of 160 steps sampled, lr 3e-5 to 1.2e-4)'
         """
         if self.first_step is None or self.first_step == self.last_step:
-            return f"at step {self.last_step:,}"
+            return self.steps
         low, high = (three_digits(lr) for lr in self.lr_range or (math.nan, math.nan))
-        moved = "" if low == high else f" (lr {low} to {high})"
-        return f"over steps {self.first_step:,}-{self.last_step:,}{moved}"
+        steps = self.last_step - self.first_step + 1
+        few = self.samples < min(LEAST_WINDOW, steps)
+        remarks = [f"{self.samples} of {steps:,} steps sampled"] if few else []
+        remarks += [] if low == high else [f"lr {low} to {high}"]
+        in_brackets = f" ({', '.join(remarks)})" if remarks else ""
+        return f"{self.steps}{in_brackets}"
+
+    @property
+    def steps(self) -> str:
+        """The steps of the window."""
+        if self.first_step is None or self.first_step == self.last_step:
+            return f"at step {self.last_step:,}"
+        return f"over steps {self.first_step:,}-{self.last_step:,}"
 
     @property
     def sentence(self) -> str:
@@ -578,7 +592,9 @@ def _distance(layer: LayerSummary) -> str:
     steps = layer.steps_to_settle
     if steps == 0 and norm is not None and layer.angle_vs_equilibrium is not None:
         return f"{since}its norm {norm}, but it still turns at {layer.angle_vs_equilibrium:.2g}x its equilibrium"
-    wait = None if not steps else f"needs {how_long(steps, layer.epochs_to_settle)} to settle"
+    wait = None
+    if steps:
+        wait = f"needs {how_long(steps, layer.epochs_to_settle)} to settle at this lr and weight decay"
     if steps and steps > _MUCH_LONGER * (layer.last_step + 1):
         wait = f"would take more than {_MUCH_LONGER} times the steps so far to settle at this lr and weight decay"
     return f"{since}its norm {' and '.join(filter(None, (norm, wait))) or 'is not settled'}"

@@ -26,7 +26,7 @@ from torch import nn
 
 from equilibria._version import __version__
 from equilibria.errors import EquilibriaError, WatchWarning, described, one_of, warn_in_training, whole
-from equilibria.findings import Finding
+from equilibria.findings import Finding, Findings, warnings_first
 from equilibria.monitor.history import History, read_only
 from equilibria.monitor.hooks import OptimizerHooks
 from equilibria.monitor.metrics import MetricLog
@@ -189,6 +189,11 @@ class Monitor:
                 for index, optimizer in enumerate(optimizers)
                 for controller in control_log(optimizer).controllers
             ],
+            "skipped": [
+                {"optimizer": index, "steps": hooks.skipped.count, "before": hooks.skipped.before, "taken": hooks.count}
+                for index, hooks in enumerate(self._hooks)
+                if hooks.skipped.count
+            ],
             "params": [
                 unit
                 for hooks, of_groups, described, layer in sorted(
@@ -228,12 +233,12 @@ class Monitor:
             warn_in_training("numbers logged after close() are kept in memory, not recorded", WatchWarning)
         self.metric_log.log(numbers, taken=self.step, step=step)
 
-    def findings(self) -> tuple[Finding, ...]:
-        """What the samples mean, most serious first."""
+    def findings(self) -> Findings:
+        """What the samples mean, warnings first."""
         from equilibria.diagnosis import diagnose
 
         diagnosed = diagnose(self.samples(), metadata=self.metadata, metrics=self.metrics())
-        return (*self.findings_about_watching(), *diagnosed)
+        return warnings_first((*self.findings_about_watching(), *diagnosed))
 
     def findings_about_watching(self) -> tuple[Finding, ...]:
         """The findings that no sample shows: weights unseen, not watched or not trained; settings not in force."""

@@ -175,7 +175,7 @@ def _settings(
     steps, rows = sampled or (pc.count_distinct(samples["step"]).as_py(), samples.num_rows)
     pairs.append(("length", *_length(first, last, metadata.get("steps_per_epoch"))))
     pairs.append(("layers", f"{len(layers):,}", ""))
-    pairs.append(("sampled", f"{steps:,} steps", f"{rows:,} samples"))
+    pairs.append(("sampled", f"{steps:,} of {last + 1 - first:,} steps", f"{rows:,} samples"))
     return pairs
 
 
