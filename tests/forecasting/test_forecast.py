@@ -271,4 +271,4 @@ def test_the_bands_of_the_angle_are_shown_in_every_terminal(monkeypatch, columns
     shown = str(result.table())
     assert f"{last.value[-1]:.3g} ({last.low[-1]:.2g}-{last.high[-1]:.2g})" in shown
     assert max(map(len, shown.splitlines())) <= columns
-    assert ("last norm: in a wider" in " ".join(shown.split())) == (columns == 60)
+    assert ("in a wider terminal" in " ".join(shown.split())) == (columns == 60)
