@@ -57,7 +57,11 @@ def summarise_and_diagnose(
     samples: pa.Table, *, metadata: Mapping[str, Any], metrics: pa.Table | None = None
 ) -> tuple[tuple[LayerSummary, ...], Findings]:
     """The summaries of `summarise` and the findings of `diagnose`, which need the summaries too."""
-    run = sampled_run(samples, metadata=metadata, metrics=metrics)
+    return diagnose_run(sampled_run(samples, metadata=metadata, metrics=metrics))
+
+
+def diagnose_run(run: SampledRun) -> tuple[tuple[LayerSummary, ...], Findings]:
+    """`summarise_and_diagnose` of a run whose samples are sorted already."""
     if not run.series.names:
         return (), Findings()
     series, summaries = run.series, summarise_run(run)

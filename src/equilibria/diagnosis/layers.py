@@ -13,7 +13,7 @@ import numpy as np
 from equilibria.diagnosis.gradient_size import FEWEST, late_from, late_rows, size_variation, varies_widely
 from equilibria.diagnosis.metadata import rule_from_metadata
 from equilibria.diagnosis.run import SampledRun
-from equilibria.diagnosis.series import SETTINGS, Array, Series, effective_count, last_true, setting_jumps
+from equilibria.diagnosis.series import SETTINGS, Array, Series, effective_count
 from equilibria.diagnosis.summary import LayerSummary
 from equilibria.errors import EquilibriaError
 from equilibria.records.tables import CHANGED_OUTSIDE, NOTES, STATES
@@ -204,9 +204,8 @@ def _entries(entry: Mapping[str, Any]) -> float:
 def layers_of(run: SampledRun, summaries: Sequence[LayerSummary]) -> list[Layer]:
     """The layers of a run, with the evidence of their samples."""
     taken = run.taken
-    since = last_true(taken, setting_jumps(taken)) - taken.first[:-1]
-    begin = np.repeat(since + (taken.counts - since) // 2 + taken.first[:-1], taken.counts)
-    late = taken.only(**{name: taken.columns[name] for name in _LATE}).where(np.arange(taken.first[-1]) >= begin)
+    since = taken.last_jump - taken.first[:-1]
+    late = taken.only(**{name: taken.columns[name] for name in _LATE}).where(taken.is_late)
     outside = (taken.columns["note"] == NOTES.index(CHANGED_OUTSIDE)).astype(np.float64)
     columns = zip(
         *(summaries, run.entries, map(taken.of, range(len(taken.names))), since.tolist(), run.rules),

@@ -21,7 +21,6 @@ from equilibria.diagnosis.series import (
     alike_since,
     last_true,
     setting_changes,
-    setting_jumps,
 )
 from equilibria.errors import whole
 from equilibria.findings import counted
@@ -271,7 +270,7 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     if window is None:
         before_tail = _without_start(_without_tail(taken))
         size = _window_sizes(before_tail)
-        recent = _last_rows(before_tail, np.minimum(size, _since_jump(before_tail)))
+        recent = _last_rows(before_tail, np.minimum(size, before_tail.since_jump))
         recent = _with_prediction(_last_rows(recent, _alike(before_tail)), lawless)
         longer = _with_prediction(_last_rows(before_tail, size), lawless)
     else:
@@ -284,7 +283,7 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     over_run = _rms(taken, taken.columns["angle"]).astype(np.float32)  # the last digits depend on the other layers
     table |= {"first_norm": _first(taken, "norm"), "angle_over_run": over_run.astype(np.float64)}
     invariant = run.invariant
-    runs_out = _lr_runs_out(_last_rows(taken, np.minimum(_PACE, _since_jump(taken))))
+    runs_out = _lr_runs_out(_last_rows(taken, np.minimum(_PACE, taken.since_jump)))
     for name in ("steps_to_settle", "epochs_to_settle"):
         table[name][runs_out] = np.nan
     for name in _OF_A_LAW:  # the window may hold predictions from before that was known
@@ -366,13 +365,13 @@ def _or_none(values: Array) -> list[Any]:
 
 def _without_tail(taken: Series) -> Series:
     """The rows without the tail of a schedule that falls to nothing, of parameters that have few others at its lr."""
-    first = np.maximum(last_true(taken, setting_jumps(taken)), taken.first[:-1])
+    first = np.maximum(taken.last_jump, taken.first[:-1])
     row, lr = np.arange(taken.first[-1]), np.nan_to_num(taken.columns["lr"])
     since_jump = row >= np.repeat(first, taken.counts)
     highest = np.maximum.reduceat(np.append(np.where(since_jump, lr, 0.0), 0.0), taken.first[:-1])
     tail_begin = last_true(taken, since_jump & (lr >= _TAIL * np.repeat(highest, taken.counts))) + 1
     tail = taken.first[1:] - tail_begin
-    leave_out = (tail <= _LONGEST_TAIL * _since_jump(taken)) & (_alike(taken) < LEAST_WINDOW) & (taken.counts > 0)
+    leave_out = (tail <= _LONGEST_TAIL * taken.since_jump) & (_alike(taken) < LEAST_WINDOW) & (taken.counts > 0)
     return taken.where(~np.repeat(leave_out, taken.counts) | (row < np.repeat(tail_begin, taken.counts)))
 
 
@@ -396,12 +395,8 @@ def _without_start(series: Series) -> Series:
 def _window_sizes(series: Series) -> Array:
     """Rows in the window of each parameter, before it is cut to those at about the present settings."""
     since_change = series.first[1:] - last_true(series, setting_changes(series))
-    since = np.where(since_change < LEAST_WINDOW, _since_jump(series), since_change)
+    since = np.where(since_change < LEAST_WINDOW, series.since_jump, since_change)
     return np.asarray(np.maximum(-(-since // 4), LEAST_WINDOW))
-
-
-def _since_jump(series: Series) -> Array:
-    return np.asarray(series.first[1:] - last_true(series, setting_jumps(series)))
 
 
 def _alike(series: Series) -> Array:

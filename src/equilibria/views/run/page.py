@@ -9,10 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from equilibria.diagnosis import summarise_and_diagnose
-from equilibria.diagnosis.noise import gradient_noise
+from equilibria.diagnosis import diagnose_run
+from equilibria.diagnosis.noise import noise_of_run
+from equilibria.diagnosis.run import sampled_run
 from equilibria.diagnosis.sharpness import sharpness_findings
-from equilibria.diagnosis.summary import LayerSummary, summarise
+from equilibria.diagnosis.summary import LayerSummary, summarise_run
 from equilibria.findings import Finding, percent
 from equilibria.views.document import Page, finding_card, finding_cards
 from equilibria.views.run.budget import budget_section
@@ -112,11 +113,12 @@ def report_page(
     """
     queries = None if sharpness is None or not sharpness.num_rows else sharpness
     about_sharpness = () if sharpness is None else sharpness_findings(sharpness, metadata=metadata)
+    run = sampled_run(samples, metadata=metadata, metrics=metrics)
     if findings is None:
-        layers, diagnosed = summarise_and_diagnose(samples, metadata=metadata, metrics=metrics)
+        layers, diagnosed = diagnose_run(run)
         findings = (*diagnosed, *about_sharpness)
     else:
-        layers = summarise(samples, metadata=metadata)
+        layers = summarise_run(run)
     headline, deck = headline_and_details(layers, findings)
     if not layers and about_sharpness:
         headline, deck = sentence_case(about_sharpness[-1].subject), full_stop(about_sharpness[-1].evidence)
@@ -141,7 +143,7 @@ def report_page(
         "angle_label": text(f"Chart of measured and predicted angle per step of every layer. {headline}"),
         "sharpness": "" if queries is None else sharpness_section(queries, metadata=metadata),
         "budget": budget_section(samples, layers, metadata=metadata),
-        "noise": noise_section(gradient_noise(samples, metadata=metadata, metrics=metrics, diffusion=diffusion)),
+        "noise": noise_section(noise_of_run(run, diffusion)),
         "layers": "" if queries is not None and not layers else layer_table(layers, curves=names[:MOST_LAYERS]),
         "without_layers": " hidden" if queries is not None and not layers else "",
     }
