@@ -269,7 +269,7 @@ def _legend(rows: Sequence[Siblings], columns: Mapping[str, Sequence[str]]) -> s
     labels = [layer.how or "" for row in rows for layer in row.members]
     parts = [
         *(
-            ["h.*: one row for the layers of a kind, with their median angle and smallest..largest values"]
+            ["*: one row for the layers of a kind, with their median angle and smallest..largest values"]
             if "n" in columns
             else []
         ),
