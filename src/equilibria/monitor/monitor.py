@@ -240,10 +240,10 @@ class Monitor:
 
     def findings_about_watching(self) -> tuple[Finding, ...]:
         """The findings that no sample shows: weights unseen, not watched or not trained; settings not in force."""
-        bypassed = [hooks for hooks in self._hooks if hooks.changes_since_last_step > _MOST_CHANGES]
+        silent = [hooks for hooks in self._hooks if hooks.changes_since_last_step > _MOST_CHANGES]
         unwatched, untrained = self._unwatched(), self._untrained()
         return (
-            *(bypassed(hooks.count) for hooks in bypassed),
+            *(bypassed(hooks.count) for hooks in silent),
             *([added_later(unwatched)] if unwatched else []),
             *([in_no_optimizer(untrained, self.step)] if untrained else []),
             *self._not_in_force,
