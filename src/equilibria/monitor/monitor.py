@@ -25,7 +25,7 @@ from torch import nn
 from equilibria._version import __version__
 from equilibria.errors import EquilibriaError, WatchWarning, described, one_of, warn_in_training, whole
 from equilibria.findings import Finding, Findings, warnings_first
-from equilibria.monitor.coverage import added_later, in_no_optimizer, listed, sum_of
+from equilibria.monitor.coverage import added_later, bypassed, in_no_optimizer, listed, sum_of
 from equilibria.monitor.description import describe_controller, describe_optimizer, describe_rule, describe_units
 from equilibria.monitor.history import History, read_only
 from equilibria.monitor.hooks import OptimizerHooks
