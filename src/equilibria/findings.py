@@ -1,4 +1,4 @@
-"""`Finding`, and the words and numbers of every sentence for people."""
+"""`Finding`, `Findings`, and the words and numbers of every sentence for people."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
+
+from equilibria._display import Printable, renderer
 
 Severity: TypeAlias = Literal["warning", "note"]
 
@@ -36,9 +38,29 @@ class Finding:
         return f"{self.severity}: {self.subject}: {self.evidence}; {self.remedy}"
 
 
-def warnings_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+class Findings(tuple[Finding, ...]):
+    """A tuple of findings that prints as sentences, in a terminal and in a notebook.
+
+    Example:
+        >>> Findings([Finding("note", "lr moves", "0.1 to 0.01 over steps 0-99", "nothing needs doing", "")])
+        - lr moves: 0.1 to 0.01 over steps 0-99
+          nothing needs doing
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        shown: Printable = renderer("findings.findings_view")(self)
+        return shown.text
+
+    def _repr_html_(self) -> str:
+        shown: Printable = renderer("findings.findings_view")(self)
+        return shown.html
+
+
+def warnings_first(findings: Iterable[Finding]) -> Findings:
     """The findings, warnings first, otherwise in their order."""
-    return tuple(sorted(findings, key=lambda finding: finding.severity != "warning"))
+    return Findings(sorted(findings, key=lambda finding: finding.severity != "warning"))
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from equilibria.cli import app
 from equilibria.errors import EquilibriaError
+from equilibria.serve import server
 from equilibria.theory import SGD, AdamW, Muon
 
 SGD_OPTIONS = "--optimizer sgd --lr 0.1 --wd 5e-4 --momentum 0.9"
@@ -425,3 +426,28 @@ def test_an_error_about_an_argument_is_one_about_its_flag():
     error = run(f"equilibrium {SGD_OPTIONS} --momentum 1.2").exception
     assert isinstance(error, EquilibriaError)
     assert (str(error), error.argument) == ("got --momentum=1.2; expected 0 <= --momentum < 1", "--momentum")
+
+
+def test_help_shows_the_whole_first_sentence_of_every_command():
+    text = CliRunner().invoke(app, ["--help"], terminal_width=80).output
+    assert "..." not in text.split("Commands:")[1].split("Examples:")[0]
+    assert "rows, steps, damage and holes of every session and table." in " ".join(text.split())
+
+
+@pytest.mark.parametrize("command", ["equilibrium", "translate"])
+def test_help_mentions_no_option_of_another_command(command):
+    assert "--lr-file" not in CliRunner().invoke(app, [command, "--help"]).output
+
+
+def test_serve_prints_its_address_as_one_json_value(monkeypatch, tmp_path):
+    """For scripts that take any free port."""
+
+    def run(_app, listening, *, on_start, browser):
+        with listening:
+            on_start(server.server_url(listening))
+
+    monkeypatch.setattr(server, "run", run)
+    result = CliRunner().invoke(app, ["serve", str(tmp_path), str(tmp_path / "no"), "--port", "0", "--json"])
+    value = json.loads(result.stdout)
+    assert value["address"].startswith("http://127.0.0.1:") and not value["address"].endswith(":0/")
+    assert value["runs"] == [str(tmp_path), str(tmp_path / "no")] and value["missing"] == [str(tmp_path / "no")]

@@ -691,3 +691,21 @@ def test_symmetries_can_be_searched_again_before_the_first_training_step():
     optimizer.step()
     scheduler.step()
     assert scheduler.last_factors
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_last_layer_is_refused_before_it_is_rescaled(seed):
+    """Its cosine is that of chance: what tells is that no BatchNorm follows, in a network that has one."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(16, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3, weight_decay=0.1)
+    drop = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5], 0.1)
+    scheduler = RescaleOnDecay(drop, model=net, invariant=["0.weight", "3.weight"])
+    with pytest.raises(EquilibriaError, match=r"got 3\.weight, whose gradient has a cosine"):
+        for _ in range(5):
+            optimizer.zero_grad()
+            inputs = torch.randn(32, 16)
+            torch.nn.functional.cross_entropy(net(inputs), inputs[:, :4].argmax(1)).backward()
+            optimizer.step()
+            scheduler.step()
+    assert not scheduler.last_factors

@@ -9,9 +9,10 @@ from functools import cache
 import numpy as np
 import pytest
 from tests.helpers.sample_worlds import world
-from tests.helpers.spiky_runs import ACCIDENT, HEALTHY, conv_bn, plain_mlp, without_metrics
+from tests.helpers.spiky_runs import ACCIDENT, HEALTHY, conv_bn, ln_mlp, plain_mlp, without_metrics
 
 from equilibria.diagnosis import diagnose, equilibrium
+from equilibria.diagnosis.gradient_jumps import total_gradients
 from equilibria.diagnosis.layers import layers_of
 from equilibria.diagnosis.loss_rises import loss_rises
 from equilibria.diagnosis.run import SampledRun, sampled_run
@@ -418,3 +419,28 @@ def test_gradients_that_stay_large_are_a_lasting_change():
         assert f"{factor[1]} is the median over steps 300-310" in finding.evidence
         total = np.sqrt((run.taken.columns["grad_norm"].reshape(3, -1) ** 2).sum(axis=0))
         assert float(factor[1]) == pytest.approx(np.median(total[300:311]) / np.median(total[200:300]), rel=0.05)
+
+
+# ---- the remedy that is recommended, tried
+
+
+def losses(run: SampledRun) -> np.ndarray:
+    return run.metrics["loss"][1]
+
+
+def rise_after_bad_labels(train, seed: int, *, clip: float | None) -> float:
+    """The highest loss of the 20 steps after a bad batch above the same training without it."""
+    bad, good = (losses(train(seed, accident=kind, clip=clip)) for kind in ("garbage labels", "none"))
+    return float(np.max((bad - good)[ACCIDENT + 1 : ACCIDENT + 21]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("train", "without", "clipped"), [(conv_bn, 0.451, 0.1), (ln_mlp, 0.015, 0.011)])
+def test_clipping_at_twice_the_median_norm_does_what_the_remedy_says(train, without, clipped):
+    rises = []
+    for seed in range(1000, 1010):
+        step, total = total_gradients(train(seed, accident="none"))
+        clip = 2 * float(np.median(total[step < ACCIDENT][-100:]))
+        rises.append([rise_after_bad_labels(train, seed, clip=value) for value in (None, clip)])
+    assert all(with_clip < free for free, with_clip in rises)
+    np.testing.assert_allclose(np.median(rises, axis=0), [without, clipped], rtol=0.1)

@@ -212,7 +212,7 @@ def test_the_course_of_lr_is_told_from_first_to_last():
     peaked = edited(table, lr=np.where(steps < 100, 0.01, np.where(steps < 200, 0.2, 0.004)))
     assert (
         summarise(peaked, metadata=clean().metadata)[0].settings_over_run
-        == "SGD(lr=0.01, peak 0.2, now 4e-3, wd=2e-3, momentum=0.9)"
+        == "SGD(lr=0.01, sampled peak 0.2, now 4e-3, wd=2e-3, momentum=0.9)"
     )
 
 
@@ -317,7 +317,7 @@ def test_sentences_of_settled_and_approaching_layers():
         f"SGD(lr=0.1, wd=2e-3, momentum=0.9) predicts {far.angle_predicted:.3g} now and "
         f"{far.angle_equilibrium:.3g} in equilibrium; its norm is "
         f"{1 / far.norm_vs_equilibrium:.3g}x too small and needs {math.ceil(far.steps_to_settle):,} more steps "
-        f"({far.epochs_to_settle:.1f} epochs) to settle."
+        f"({far.epochs_to_settle:.1f} epochs) to settle at this lr and weight decay."
     )
 
 

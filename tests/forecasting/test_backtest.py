@@ -100,3 +100,15 @@ def test_the_guess_by_lr_is_not_spoilt_by_a_drop(run):
 def test_settings_besides_a_scenario_raise(run):
     with pytest.raises(EquilibriaError, match="expected them inside of the Scenario"):
         forecast(run, schedule=Scenario(0.01), steps=600, rescale=True)
+
+
+def test_the_window_of_a_comparison_is_not_larger_than_the_record(run):
+    """Every fifth step: 40 samples from step 300 on."""
+    sparse = Run(run.table.filter(pa.array(run.table["step"].to_numpy() % 5 == 0)), run.metadata)
+    test = backtest(sparse, start=300)
+    assert test.rms_samples == len(test.layers[0].angle) == 40
+    shown = " ".join(str(test.table()).split())
+    assert "the rms of the 40 samples around (200 steps), fewer at the ends" in shown
+    layer = test.layers[0]
+    assert layer.rms_angle[20] == pytest.approx(np.sqrt(np.mean(layer.angle**2)))
+    assert "50 samples" not in shown

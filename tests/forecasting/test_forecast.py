@@ -261,3 +261,14 @@ def test_lr_that_ends_at_zero_is_no_trouble(constant):
 def test_a_list_of_every_step_is_a_schedule(constant):
     listed = forecast(constant, schedule=FromValues([0.1] * 500), steps=500)
     assert listed.layers[0].lr[-1] == 0.1
+
+
+@pytest.mark.parametrize("columns", [60, 80, 140])
+def test_the_bands_of_the_angle_are_shown_in_every_terminal(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    result = forecast(Walk(layers=2).run(np.full(300, 0.1)), schedule=0.1, steps=400)
+    last = result.layers[0].angle
+    shown = str(result.table())
+    assert f"{last.value[-1]:.3g} ({last.low[-1]:.2g}-{last.high[-1]:.2g})" in shown
+    assert max(map(len, shown.splitlines())) <= columns
+    assert ("in a wider terminal" in " ".join(shown.split())) == (columns == 60)

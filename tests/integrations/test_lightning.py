@@ -180,6 +180,7 @@ def test_accumulated_batches_count_once_and_the_file_logger_takes_the_rows(tmp_p
     make_trainer(tmp_path, callback, logger=logger, accumulate_grad_batches=2, max_epochs=2).fit(Classifier(), data())
     assert callback.monitor.step == STEPS
     assert callback.monitor.metadata["steps_per_epoch"] == STEPS // 2
+    assert callback.monitor.metadata["batch_size"] == 2 * 16
     with Path(logger.log_dir, "metrics.csv").open() as lines:
         rows = [row for row in csv.DictReader(lines) if row["equilibria/norm/net.0.weight"]]
     norms = callback.monitor.samples()["norm"].to_numpy()[::3]

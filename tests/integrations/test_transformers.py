@@ -112,6 +112,7 @@ def test_accumulated_batches_and_epochs_are_counted_in_optimizer_steps(tmp_path)
     ).train()  # 6 batches: a step of four, a step of two
     assert callback.monitor.step == 6
     assert callback.monitor.metadata["steps_per_epoch"] == 2
+    assert callback.monitor.metadata["batch_size"] == 4 * 16
 
 
 def test_the_loss_and_the_evaluation_that_the_trainer_logs_are_recorded(tmp_path):

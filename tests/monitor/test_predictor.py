@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tests.helpers.monitored_walks import Walk, walk
 
 from equilibria.monitor import recursion
-from equilibria.monitor.predictor import Countdown, OptimizerMemory, Prediction, Predictor
+from equilibria.monitor.countdown import Countdown
+from equilibria.monitor.predictor import OptimizerMemory, Prediction, Predictor
 from equilibria.monitor.reading import MeasuredStep
 from equilibria.theory import states
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule

@@ -363,3 +363,8 @@ def test_dropout_of_every_kind_of_module_is_off(make):
         values.append(loss_of_net({}, (inputs, None)).item())
     assert values == [values[0]] * 4
     assert values[0] == pytest.approx(loss(net.eval()(inputs), None).item(), rel=1e-5)  # eval takes other kernels
+
+
+def test_a_loss_class_in_place_of_a_loss():
+    with pytest.raises(EquilibriaError, match=r"got loss=CrossEntropyLoss, a class; .* such as CrossEntropyLoss\(\)"):
+        objective(nn.Linear(2, 2), nn.CrossEntropyLoss)

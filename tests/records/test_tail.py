@@ -95,3 +95,15 @@ def test_damage_in_the_middle_is_noted(tmp_path):
     tail = RecordTail(tmp_path / "a")
     assert new_rows(tail) == 40
     assert "damaged" in tail.notes[0]
+
+
+def test_a_tail_leaves_out_a_segment_of_another_run_as_the_reader_does(tmp_path):
+    for name in ("a", "b"):
+        with RecordWriter(tmp_path / name, metadata={}) as writer:
+            writer.append({"step": [0], "param": ["w"], "norm": [1.0]})
+    copied = (tmp_path / "b" / "samples-000.arrows").read_bytes()
+    (tmp_path / "a" / "samples-001.arrows").write_bytes(copied)
+    tail = RecordTail(tmp_path / "a")
+    assert (new_rows(tail), new_rows(tail)) == (1, 0)
+    assert tail.notes == tail.foreign == read_record(tmp_path / "a").notes
+    assert "belongs to another run" in tail.notes[0]

@@ -24,6 +24,8 @@ _COMMANDS = (
     *("forecast", "report", "reproduce", "serve", "verify"),
 )
 
+_WHOLE = 1000  # characters: longer than the first sentence of any command
+
 
 class _Commands(FlagNames):
     """The commands by the names of their files."""
@@ -38,6 +40,12 @@ class _Commands(FlagNames):
             return None
         command: click.Command = importlib.import_module(f"equilibria.cli.{cmd_name}").command
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands with their whole first sentences, which click would cut off at the width of the terminal."""
+        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(_WHOLE)) for name, command in commands if command])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

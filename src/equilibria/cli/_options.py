@@ -88,7 +88,7 @@ def _rule_options(*, required: bool) -> tuple[Callable[[Command], Command], Call
         help=f"One of: {', '.join(OPTIMIZERS)} (adam: coupled L2).",
     )
     settings = apply(
-        click.option("--lr", type=NUMBER, help="Learning rate (the peak, with a schedule; not needed with --lr-file)."),
+        click.option("--lr", type=NUMBER, help="Learning rate."),
         click.option("--wd", "--weight-decay", type=NUMBER, required=required, help="Weight decay, as torch takes it."),
         click.option("--momentum", type=NUMBER, help="Momentum (sgd, sgdw: 0 if not given; muon: 0.95)."),
         click.option("--nesterov", is_flag=True, help="Nesterov momentum (sgd; muon has it on by itself)."),

@@ -25,7 +25,7 @@ schedule_options = apply(
         default="constant",
         show_default=True,
         shell_complete=completes(SCHEDULES),
-        help=f"One of: {', '.join(SCHEDULES)}.",
+        help=f"One of: {', '.join(SCHEDULES)}; --lr is its peak.",
     ),
     click.option("--steps", type=WHOLE, help="Length of the run in optimizer steps (positions are steps then)."),
     click.option("--epochs", type=NUMBER, help="Length of the run in epochs (positions are epochs then)."),
@@ -38,7 +38,9 @@ schedule_options = apply(
     click.option("--cycles", type=WHOLE, help="cosine: number of warm restarts plus one."),
     click.option("--power", type=NUMBER, help="polynomial: the power (1 if not given)."),
     click.option("--decay", type=NUMBER, help="wsd: length of the final decay."),
-    click.option("--lr-file", type=PATH, help="file: one lr per step, as a JSON list or one per line."),
+    click.option(
+        "--lr-file", type=PATH, help="file: one lr per step, as a JSON list or one per line; --lr is not needed."
+    ),
     click.option("--per-epoch", is_flag=True, help="Hold lr during an epoch, as one scheduler.step() per epoch does."),
 )
 

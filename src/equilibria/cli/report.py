@@ -23,6 +23,7 @@ _MOST_ROWS = 40
 def command(*, run: Path, html: Path | None, as_json: bool) -> None:
     """Report on the run recorded in the directory RUN: every layer, measured and predicted."""
     from equilibria.diagnosis import summarise_and_diagnose
+    from equilibria.diagnosis.noise import gradient_noise
     from equilibria.diagnosis.sharpness import sharpness_findings
     from equilibria.records import read_record
     from equilibria.views.run.headline import run_headline
@@ -38,14 +39,25 @@ def command(*, run: Path, html: Path | None, as_json: bool) -> None:
 
         with named({"path": "--html"}):
             title, queries = run.resolve().name, recorded.sharpness()
-            write_report(samples, html, metadata=metadata, title=title, notes=notes, sharpness=queries, metrics=metrics)
+            write_report(
+                samples,
+                html,
+                metadata=metadata,
+                title=title,
+                notes=notes,
+                sharpness=queries,
+                metrics=metrics,
+                diffusion=recorded.diffusion(),
+            )
     layers, findings = summarise_and_diagnose(samples, metadata=metadata, metrics=metrics)
     if as_json:
         every_finding = [*findings, *sharpness_findings(recorded.sharpness(), metadata=metadata)]
+        noise = gradient_noise(samples, metadata=metadata, metrics=metrics, diffusion=recorded.diffusion())
         print_json(
             {
                 "layers": [_contract(layer) for layer in layers],
                 "metrics": metric_summaries(metrics),
+                "noise": noise,
                 "findings": every_finding,
                 "notes": notes,
             }

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.util
 import shlex
 import socket
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from equilibria.cli._options import WHOLE, example
+from equilibria.cli._options import WHOLE, example, json_option
+from equilibria.cli._output import print_json
 from equilibria.errors import EquilibriaError, one_of, within
 
 if TYPE_CHECKING:
@@ -38,10 +40,12 @@ _MOST_STEPS = 1_000_000  # of a plan: some seconds with alternatives, and other 
     "--results", type=Path, default=Path("results"), show_default=True, help="Results folder of `equilibria reproduce`."
 )
 @click.option("--open/--no-browser", "browser", default=False, help="Open a browser, or not (the default).")
-def command(*, runs: tuple[Path, ...], port: int, host: str, results: Path, browser: bool) -> None:
+@json_option
+def command(*, runs: tuple[Path, ...], port: int, host: str, results: Path, browser: bool, as_json: bool) -> None:
     """Show RUNS in a browser, live while they train: run folders, or folders of runs.
 
-    The server is read-only, answers only this machine unless --host says otherwise, and needs no network.
+    The server is read-only, answers only this machine unless --host says otherwise, and needs no network. With --json
+    it prints its address as soon as it answers, for scripts that use --port 0.
     """
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
@@ -51,11 +55,20 @@ def command(*, runs: tuple[Path, ...], port: int, host: str, results: Path, brow
     within("--port", port, low=0, high=65535)
     app = build_app(runs, host=host, results=results)
     listening = bind(host, port)
-    for folder in missing_folders(runs):
+    missing_runs = missing_folders(runs)
+    for folder in missing_runs:
         click.echo(f"There is no folder {folder} (misspelt?); runs that begin there later are shown.", err=True)
     if host in _ANYWHERE:
-        click.echo("Anyone who can reach this machine can see these runs: there is no password.")
-    run(app, listening, on_start=lambda address: click.echo(f"Serving {address} (Ctrl-C stops it)"), browser=browser)
+        click.echo("Anyone who can reach this machine can see these runs: there is no password.", err=as_json)
+
+    def announce(address: str) -> None:
+        if as_json:
+            print_json({"address": address, "runs": list(map(str, runs)), "missing": list(map(str, missing_runs))})
+            sys.stdout.flush()
+        else:
+            click.echo(f"Serving {address} (Ctrl-C stops it)")
+
+    run(app, listening, on_start=announce, browser=browser)
 
 
 def missing_folders(runs: tuple[Path, ...]) -> list[Path]:

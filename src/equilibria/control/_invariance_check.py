@@ -21,6 +21,7 @@ from equilibria.tensors.layout import is_sharded, matrix
 
 LARGEST_COSINE = 0.05  # of weight and gradient
 _BEYOND_CHANCE = 3.0  # times 1/sqrt(entries): noise added to gradients on purpose, as for privacy, must pass
+_DOUBTFUL = 0.01  # of weights that no normalisation seems to follow; ten times what eps leaves
 _SHARE_OF_CHANCE = 0.5  # rows that are not invariant one by one often have a cosine no larger than chance
 _STEPS = 20  # steps checked: the gradient of a fresh last layer may be orthogonal to it at first
 _CANCELS = 0.1  # sum of the rows' radial parts over that of independent ones: zero if rows are invariant only together
@@ -50,8 +51,19 @@ class InvarianceCheck:
         self._in_joint_set = {name for names in jointly for name in names}
         self._cancelled: dict[str, int] = {}
 
-    def check(self, weights: Mapping[str, Tensor], axes: Mapping[Tensor, int | None] | None = None) -> None:
+    def check(
+        self,
+        weights: Mapping[str, Tensor],
+        axes: Mapping[Tensor, int | None] | None = None,
+        *,
+        doubtful: Collection[str] = (),
+    ) -> None:
         """Raise if a gradient shows that its weight is not scale-invariant; weights without gradient are skipped.
+
+        Args:
+            weights: by name.
+            axes: that number the rows of weights whose rows are checked one by one.
+            doubtful: names of weights for which a cosine of chance is too much, above 0.01.
 
         Raises:
             EquilibriaError: with the weight's name and the cosine.
@@ -59,12 +71,13 @@ class InvarianceCheck:
         if self._steps_left > 0:
             for name, weight in weights.items():
                 if name not in self._in_joint_set:
-                    self._check_one(name, weight, None if axes is None else axes[weight])
+                    axis = None if axes is None else axes[weight]
+                    self._check_one(name, weight, axis, is_doubtful=name in doubtful)
             for names in self._jointly:
                 _check_set({name: weights[name] for name in names})
             self._steps_left -= 1
 
-    def _check_one(self, name: str, weight: Tensor, axis: int | None) -> None:
+    def _check_one(self, name: str, weight: Tensor, axis: int | None, *, is_doubtful: bool) -> None:
         gradient = weight.grad
         if gradient is None or not _is_readable(weight):
             return
@@ -73,6 +86,7 @@ class InvarianceCheck:
         cancelled = axis is not None and cosine > low_limit and _cancel(products[1])
         self._cancelled[name] = self._cancelled.get(name, 0) + 1 if cancelled else 0
         high_limit = max(LARGEST_COSINE, _BEYOND_CHANCE * _chance(weight, axis))
+        high_limit = _DOUBTFUL if is_doubtful else high_limit
         is_certain = self._cancelled[name] >= _SUCCESSIVE
         require_orthogonal(name, cosine, limit=low_limit if is_certain else high_limit, axis=axis)
 

@@ -86,7 +86,8 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         EquilibriaError: an optimizer without a law, weights without weight decay, optimizer state of unknown meaning, a
             joint set that the caller named without one factor (not in one parameter group; not SGD or SGDW). In the
             first twenty steps, a weight whose gradient shows that it is not scale-invariant (cosine with it above 0.05
-            and three times chance), or a joint set whose radial gradients do not cancel; not checked with closures.
+            and three times chance; above 0.01 for one without a BatchNorm behind it in a network that has some), or a
+            joint set whose radial gradients do not cancel; not checked with closures.
 
     Warns:
         RescaleWarning: once for a weight that keeps its norm because the eps of its BatchNorm would matter, and once
@@ -179,7 +180,7 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         """
         has_closure = closure_of(args, kwargs) is not None
         if not has_closure:
-            self._invariance.check(self._weights)
+            self._invariance.check(self._weights, doubtful=self._statistics.without)
         if has_closure or any(weight.grad is not None for weight in self._weights.values()):
             self._begin_warm_up()
             self._apply(self._change())

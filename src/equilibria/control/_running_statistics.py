@@ -74,6 +74,12 @@ class RunningStatistics:
             self._handle.remove()
             self._handle = None
 
+    @property
+    def without(self) -> frozenset[str]:
+        """The weights without statistics behind them, in a network that has some: hardly scale-invariant."""
+        behind = {name for norm in self._behind or [] for name in norm.degrees}
+        return frozenset(self._weights) - behind if self._behind else frozenset()
+
     def require(self) -> None:
         """Raise EquilibriaError if the statistics behind the weights have not been located yet."""
         if self._behind is None:

@@ -28,7 +28,7 @@ from equilibria.curvature._sharpness import Sharpness, sharpness_of
 from equilibria.curvature._thresholds import StabilityLimit, adam_preconditioner, is_adam, stability_limit
 from equilibria.diagnosis.sharpness import sharpness_findings
 from equilibria.errors import EquilibriaError, WatchWarning, described, positive, warn_in_training, whole
-from equilibria.findings import Finding
+from equilibria.findings import Findings
 from equilibria.objectives._objective import Objective
 from equilibria.optimizers.rules import rule_of_group, rule_text
 from equilibria.records.tables import APPROACHING_EDGE, EDGE, PAST, SHARPNESS_FIELDS, STABLE
@@ -168,7 +168,7 @@ class SharpnessMonitor:
         """One row per query so far; see `equilibria.records.tables` for the columns."""
         return pa.Table.from_pylist(self._rows, schema=SHARPNESS_FIELDS)
 
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> Findings:
         """Findings about the queries so far."""
         return sharpness_findings(self.samples(), metadata={**self.metadata, "steps": self.step})
 

@@ -34,14 +34,14 @@ from equilibria.diagnosis.run import SampledRun, sampled_run
 from equilibria.diagnosis.series import Series
 from equilibria.diagnosis.summary import LayerSummary, summarise_run
 from equilibria.errors import described
-from equilibria.findings import Finding
+from equilibria.findings import Finding, Findings, warnings_first
 
 __all__ = ["diagnose", "summarise_and_diagnose"]
 
 _Evidence = TypeVar("_Evidence", SampledRun, Series, list[Layer])
 
 
-def diagnose(samples: pa.Table, *, metadata: Mapping[str, Any], metrics: pa.Table | None = None) -> tuple[Finding, ...]:
+def diagnose(samples: pa.Table, *, metadata: Mapping[str, Any], metrics: pa.Table | None = None) -> Findings:
     """Check a run and return its findings, warnings first; layers that share a problem share one finding.
 
     Args:
@@ -57,11 +57,15 @@ def diagnose(samples: pa.Table, *, metadata: Mapping[str, Any], metrics: pa.Tabl
 
 def summarise_and_diagnose(
     samples: pa.Table, *, metadata: Mapping[str, Any], metrics: pa.Table | None = None
-) -> tuple[tuple[LayerSummary, ...], tuple[Finding, ...]]:
+) -> tuple[tuple[LayerSummary, ...], Findings]:
     """The summaries of `summarise` and the findings of `diagnose`, which need the summaries too."""
-    run = sampled_run(samples, metadata=metadata, metrics=metrics)
+    return diagnose_run(sampled_run(samples, metadata=metadata, metrics=metrics))
+
+
+def diagnose_run(run: SampledRun) -> tuple[tuple[LayerSummary, ...], Findings]:
+    """`summarise_and_diagnose` of a run whose samples are sorted already."""
     if not run.series.names:
-        return (), ()
+        return (), Findings()
     series, summaries = run.series, summarise_run(run)
     layers = layers_of(run, summaries)
 
@@ -74,6 +78,9 @@ def summarise_and_diagnose(
     def unlike_siblings(run: SampledRun) -> Iterable[Finding]:
         return outliers(run, summaries)
 
+    def varying_gradient(layers: list[Layer]) -> Iterable[Finding]:
+        return assumptions.varying_gradient(layers, run.loss)
+
     jumps = _guarded(spikes.spikes, run)
     # Of a diverged run nobody wants to read that a layer gets to its equilibrium by itself.
     steady = [] if any(finding.kind == "diverged" for finding in jumps) else layers
@@ -81,7 +88,7 @@ def summarise_and_diagnose(
         *_guarded(faults.not_finite, series),
         *_guarded(faults.loss_not_finite, run),
         *_guarded(faults.lr_is_zero, series),
-        *_guarded(faults.skipped, series),
+        *_guarded(faults.skipped, run),
         *_guarded(faults.angle_not_delivered, run),
         *jumps,
         *(_guarded(unlike_siblings, run) if steady else ()),
@@ -98,13 +105,14 @@ def summarise_and_diagnose(
         *_guarded(identities_fail, layers),
         *_guarded(assumptions.drifting, steady),
         *_guarded(assumptions.correlated, steady),
+        *_guarded(varying_gradient, steady),
         *_guarded(equilibrium.oscillating, steady),
         *(_guarded(noise.batch_size, run) if steady else ()),
         *_guarded(faults.without_gradient, series),
         *_guarded(faults.removed, series),
         *_guarded(faults.without_law, layers),
     ]
-    return summaries, tuple(sorted(findings, key=lambda finding: finding.severity != "warning"))
+    return summaries, warnings_first(findings)
 
 
 def _guarded(check: Callable[[_Evidence], Iterable[Finding]], evidence: _Evidence) -> tuple[Finding, ...]:

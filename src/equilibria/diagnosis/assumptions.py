@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from equilibria.diagnosis.gradient_size import VARIES, near_interpolation
+from equilibria.diagnosis.gradient_size import INTERPOLATES, VARIES, near_interpolation
 from equilibria.diagnosis.layers import Layer, if_invariant, layers_of, verb, which_layers
 from equilibria.diagnosis.run import SampledRun
 from equilibria.diagnosis.series import Array
@@ -108,15 +108,15 @@ def failing(layer: Layer) -> tuple[str, ...]:
     return (
         *(("successive gradients are correlated",) if layer.correlation is not None else ()),
         *(("its gradient drifts",) if layer.drift is not None else ()),
-        *((VARIES,) if layer.varies else ()),
+        *((VARIES,) if layer.variation is not None else ()),
         *(("its gradient has a component along the weight",) if layer.radial is not None else ()),
         *(("the type of the weight rounds its steps away",) if layer.rounding is not None else ()),
     )
 
 
-def failing_by_layer(run: SampledRun) -> dict[str, tuple[str, ...]]:
-    """`failing` of every layer that has a prediction, by name."""
-    return {layer.name: failing(layer) for layer in layers_of(run, summarise_run(run)) if layer.predictable}
+def predicted_layers(run: SampledRun) -> dict[str, Layer]:
+    """The layers that have a prediction, by name, as a report judges them."""
+    return {layer.name: layer for layer in _predictable(layers_of(run, summarise_run(run)))}
 
 
 def correlated(layers: Sequence[Layer]) -> Iterator[Finding]:
@@ -172,6 +172,35 @@ def vanishing_gradient(layers: Sequence[Layer], loss: tuple[Array, Array] | None
     )
 
 
+def varying_gradient(layers: Sequence[Layer], loss: tuple[Array, Array] | None) -> Iterator[Finding]:
+    """Gradients that vary widely in size, and a loss near interpolation: for both a forecast widens its bands.
+
+    Args:
+        layers: the layers.
+        loss: steps and values of the training loss, None if it was not logged.
+    """
+    predictable = _predictable(layers)
+    if any(layer.vanishing for layer in predictable):
+        return  # `vanishing_gradient` says it
+    near = near_interpolation(loss)
+    affected = [layer for layer in predictable if layer.variation is not None and layer.drift is None]
+    wider = "nothing needs doing: single steps scatter more than under steady gradients"
+    wider += ", and a forecast of this run has wider bands" if near or loss is None else ""
+    if affected:
+        worst = max(affected, key=lambda layer: layer.variation or 0.0)
+        known = "; to see whether the network interpolates, and for narrower bands if not: monitor.log(loss=loss)"
+        yield Finding(
+            "note",
+            f"the gradient of {which_layers(affected, predictable, worst)} varies widely in size",
+            f"the mean of ||g||^4 of {worst.name} is {worst.variation:.2g} times the square of the mean of ||g||^2 "
+            f"{_over(*worst.second_half)}{if_invariant(affected)}{_in_a_sentence(near)}",
+            f"{wider}{known if loss is None else ''}",
+            "",
+        )
+    elif near and predictable:
+        yield Finding("note", "training is near interpolation", near.removesuffix(INTERPOLATES), wider, "")
+
+
 def _in_a_sentence(text: str) -> str:
     return f". {text[0].upper()}{text[1:]}" if text else ""
 
@@ -194,7 +223,8 @@ def drifting(layers: Sequence[Layer]) -> Iterator[Finding]:
         f"the gradient of {which_layers(affected, predictable, worst)} drifts: the equilibrium itself moves",
         f"||g||^2 ||w||^2 of {worst.name} {_by_how_much(drift)} per "
         f"time constant of its norm over steps {worst.late_steps[0]:,}-{worst.late_steps[1]:,}, which in the long run "
-        f"{effect}; {_at_equilibrium(worst)}{if_invariant(affected)}",
+        f"{effect}; {_at_equilibrium(worst)}{if_invariant(affected)}"
+        f"{f'; {VARIES}, too' if worst.variation is not None else ''}",
         "nothing needs doing: compare the angle with the prediction, which follows the measured gradient, not with the "
         "equilibrium",
         "settling.tracking_lag",

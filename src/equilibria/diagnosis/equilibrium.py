@@ -17,7 +17,7 @@ from equilibria.diagnosis.series import Array, sample_weights
 from equilibria.diagnosis.summary import how_long, times
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, counted, percent, plain
-from equilibria.records.tables import CHANGED_OUTSIDE, DISTURBED, NOTES, SETTLED, SETTLING, STATES
+from equilibria.records.tables import CHANGED_OUTSIDE, DISTURBED, NOTES, RESCALED, SETTLED, SETTLING, STATES
 from equilibria.theory.rules import SGD, SGDW, Rule
 from equilibria.theory.settling import Relaxation, relaxation
 from equilibria.theory.states import rescale_factors
@@ -29,7 +29,7 @@ _FIRST, _SOON = 20, 0.1  # samples right after a jump, within this share of the 
 _SAME_CAUSE = math.log(2)  # further apart, measured and expected dip do not have the same cause
 _NOTICEABLE = math.log(1.25)
 _OFTEN = 0.1  # share of the samples: not a single change but a habit
-_CHANGED_OUTSIDE = NOTES.index(CHANGED_OUTSIDE)
+_CHANGED_OUTSIDE, _RESCALED = NOTES.index(CHANGED_OUTSIDE), NOTES.index(RESCALED)
 _RESCALE = "RescaleOnDecay(scheduler, model=model, invariant=sym)"
 _START = "start_in_equilibrium(model, optimizer, invariant=sym, loss=loss, batches=batches)"
 _START_TRIAL = (
@@ -259,7 +259,9 @@ class Disturbance:
         change: the change in words.
         drop: lr before over lr after, 1 unless lr alone fell.
         dip: measured angle right after it, over its new equilibrium.
-        expected: the same by the relaxation of the norm, at the same steps.
+        expected: the same by the relaxation of the norm, at the same steps; where a controller rescaled the weight at
+            the change, by the prediction that continues across it.
+        rescaled: whether a controller did.
         recovered: steps after which the layer was settled again, None if it is not yet.
     """
 
@@ -271,6 +273,7 @@ class Disturbance:
     drop: float
     dip: float
     expected: float
+    rescaled: bool
     recovered: int | None
 
     @property
@@ -303,8 +306,14 @@ def disturbance(layer: Layer) -> Disturbance | None:
     move = _move_of_equilibrium(before, after, layer.scale_of_grad_sq, layer.entries)
     if move is None or abs(math.log(measured / equilibrium)) < _NOTICEABLE:
         return None
-    weight, approach = move
-    ratios = approach.angle_ratio(1 / weight, steps - steps[0])
+    rescaled = bool(layer.rows["note"][layer.since] == _RESCALED)
+    if rescaled:
+        expected = _rms(layer.rows["angle_predicted"][just_after], weights) / equilibrium
+        if not expected > 0 or abs(math.log(expected)) < _NOTICEABLE:
+            return None  # the rescaling made up for the change: something else holds the angle off equilibrium
+    else:
+        weight, approach = move
+        expected = _rms(np.asarray(approach.angle_ratio(1 / weight, steps - steps[0])), weights)
     return Disturbance(
         layer,
         before=int(layer.rows["step"][layer.since - 1]),
@@ -313,7 +322,8 @@ def disturbance(layer: Layer) -> Disturbance | None:
         change=_in_words(before, after),
         drop=_drop(before, after),
         dip=measured / equilibrium,
-        expected=_rms(np.asarray(ratios), weights),
+        expected=expected,
+        rescaled=rescaled,
         recovered=_steps_to_recover(layer),
     )
 
@@ -412,7 +422,9 @@ def _dip_and_recovery(worst: Disturbance, layers: Sequence[Layer]) -> str:
     name, summary = worst.layer.name, worst.layer.summary
     moved = "fell" if worst.dip < 1 else "rose"
     steps = f"at step {worst.step:,}" if worst.until == worst.step else f"over steps {worst.step:,}-{worst.until:,}"
-    text = f"{name} {moved} to {worst.dip:.2g} of its new equilibrium {steps} (expected: {worst.expected:.2g})"
+    expected = f"predicted across the controller's rescaling: {worst.expected:.2g}"
+    expected = expected if worst.rescaled else f"expected: {worst.expected:.2g}"
+    text = f"{name} {moved} to {worst.dip:.2g} of its new equilibrium {steps} ({expected})"
     if worst.recovered is not None:
         return f"{text} and was settled again {worst.recovered:,} steps later"
     if summary.angle_vs_equilibrium is not None:
@@ -427,8 +439,9 @@ def _dip_and_recovery(worst: Disturbance, layers: Sequence[Layer]) -> str:
 def _remedy_for_a_jump(worst: Disturbance) -> str:
     if not worst.as_expected:
         return (
-            "nothing needs doing: the change explains only a part of this, and a rescaling would not settle it. The "
-            "layer was not in equilibrium before, or its gradient changed as well"
+            "nothing needs doing: the change explains only a part of this"
+            f"{'' if worst.rescaled else ', and a rescaling would not settle it'}. The layer was not in equilibrium "
+            "before, or its gradient changed as well"
         )
     comes_back = "it was settled again" if worst.recovered is not None else "it comes back by itself"
     remedy = f"nothing needs doing: {comes_back}"

@@ -21,6 +21,7 @@ _OF_TORCH = (
     *("RMSprop", "Rprop", "SGD", "SparseAdam"),
 )  # by name: recorded runs are read without torch
 _AS_REQUESTED = 0.05  # relative error of a delivered angle that needs no finding
+_TO_BEGIN_WITH = 10  # steps that a scaler may skip until its scale fits
 _OFTEN = 0.01  # share of the steps: gradient scaling probes its largest scale more rarely
 
 
@@ -148,21 +149,33 @@ def loss_not_finite(run: SampledRun) -> Iterator[Finding]:
     )
 
 
-def skipped(series: Series) -> Iterator[Finding]:
-    """Optimizer steps that were skipped while training went on."""
-    count, total, last = _steps_with(series, SKIPPED)
-    if not count:
-        return
-    yield Finding(
-        "warning" if count > _OFTEN * total else "note",
-        "optimizer steps were skipped",
-        f"{_share(count, total)}, the last at step {last:,}; a schedule that counts skipped steps is that far ahead "
-        "of the weights",
+def skipped(run: SampledRun) -> Iterator[Finding]:
+    """Optimizer steps that a GradScaler skipped: those that a fused optimizer was called for, and those it was not."""
+    ahead = "a schedule that counts skipped steps is that far ahead of the weights"
+    remedy = (
         "to keep the schedule in step with the weights, call it only after steps that were taken: if "
         "scaler.get_scale() >= scale_before: scheduler.step(). To skip none: torch.autocast('cuda', torch.bfloat16), "
-        "without a scaler",
-        "",
+        "without a scaler"
     )
+    count, total, last = _steps_with(run.series, SKIPPED)
+    if count:
+        yield Finding(
+            "warning" if count > _OFTEN * total else "note",
+            "optimizer steps were skipped",
+            f"{_share(count, total)}, the last at step {last:,}; {ahead}",
+            remedy,
+            "",
+        )
+    for optimizer in run.metadata.get("skipped", ()):
+        steps, total = optimizer["steps"], optimizer["steps"] + optimizer["taken"]
+        yield Finding(
+            "warning" if steps > max(_OFTEN * total, _TO_BEGIN_WITH) else "note",
+            f"the GradScaler skipped {steps:,} of {counted(total, 'step')}: no update",
+            f"the last before step {optimizer['before']:,} of these samples, which number only the steps that were "
+            f"taken; {ahead}",
+            remedy,
+            "",
+        )
 
 
 def without_gradient(series: Series) -> Iterator[Finding]:
@@ -212,11 +225,11 @@ def too_few_samples(layers: Sequence[Layer]) -> Iterator[Finding]:
         needed, known = LEAST_WINDOW, f"{LEAST_WINDOW} samples would show how far its angle scatters"
     else:
         needed = math.ceil(samples * (error / JUDGED) ** 2)
-        known = f"measured / predicted scatters, and is known to {percent(error)} only {worst.summary.when}"
+        known = f"measured / predicted scatters, and is known to {percent(error)} only"
     denser = f"eq.watch(model, optimizer, every={max(steps // needed, 1)})"
     yield Finding(
         "note",
-        f"{counted(samples, 'sample')} {worst.summary.when}: too few to judge",
+        f"{counted(samples, 'sample')} {worst.summary.steps}: too few to judge",
         f"the angle of {which_layers(few, predictable, worst)} cannot be compared with its prediction yet; of "
         f"{worst.name}, {known}",
         f"nothing needs doing: {counted(max(needed, samples + 1), 'sample')} at about these settings would be enough"

@@ -13,6 +13,7 @@ from equilibria.diagnosis.series import Array, Series
 from equilibria.findings import percent
 
 VARIES = "its gradient varies widely in size"
+INTERPOLATES = ": near interpolation, where gradients vanish"
 FEWEST = 20  # samples that show it
 SKIPPED = 0.5  # share of the recorded steps left out: the start of training says little about the rest
 
@@ -91,5 +92,5 @@ def near_interpolation(loss: tuple[Array, Array] | None) -> str:
         of = f"its median {start:.3g} over steps {int(steps[0]):,}-{int(steps[first - 1]):,}"
     return (
         f"the training loss is {now:.3g} over steps {int(steps[-tenth]):,}-{int(steps[-1]):,}, "
-        f"{percent(now / start)} of {of}: near interpolation, where gradients vanish"
+        f"{percent(now / start)} of {of}{INTERPOLATES}"
     )

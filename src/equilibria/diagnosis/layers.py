@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from equilibria.diagnosis.gradient_size import FEWEST, late_rows, size_variation, varies_widely
+from equilibria.diagnosis.gradient_size import FEWEST, late_from, late_rows, size_variation, varies_widely
 from equilibria.diagnosis.metadata import rule_from_metadata
 from equilibria.diagnosis.run import SampledRun
-from equilibria.diagnosis.series import SETTINGS, Array, Series, effective_count, last_true, setting_jumps
+from equilibria.diagnosis.series import SETTINGS, Array, Series, effective_count
 from equilibria.diagnosis.summary import LayerSummary
 from equilibria.errors import EquilibriaError
 from equilibria.records.tables import CHANGED_OUTSIDE, NOTES, STATES
@@ -50,7 +50,8 @@ class Layer:
         lr_is_moving: whether lr changed at most of the late samples.
         remaining: L in the last tenth of the samples over its highest in the tenths before; NaN with fewer than 10
             samples.
-        varies: whether its gradient varies widely in size, over the second half of the run.
+        variation: mean of ||g||^4 over the square of the mean of ||g||^2 over the second half of the run, if its
+            gradient varies widely in size.
         correlation: h~ / N if it is surely not 1: the gradients are correlated with the momentum.
         radial: mean pull of the gradient along the weight, in units of the weight decay, if it is surely not small.
         rounding: relative change of the weight per step, by decay or update, if its type rounds that away; else None.
@@ -68,7 +69,7 @@ class Layer:
     trend: tuple[float, float]
     lr_is_moving: bool
     remaining: float
-    varies: bool
+    variation: float | None
     correlation: float | None
     radial: float | None
     rounding: float | None
@@ -102,6 +103,12 @@ class Layer:
         """First and last step of the late samples."""
         steps = self.rows["step"]
         return int(steps[self.since + (len(steps) - self.since) // 2]), int(steps[-1])
+
+    @property
+    def second_half(self) -> tuple[int, int]:
+        """First and last step of the samples in the second half of the run."""
+        steps = self.rows["step"]
+        return int(steps[np.searchsorted(steps, late_from(steps[0], steps[-1]))]), int(steps[-1])
 
     @property
     def predictable(self) -> bool:
@@ -197,9 +204,8 @@ def _entries(entry: Mapping[str, Any]) -> float:
 def layers_of(run: SampledRun, summaries: Sequence[LayerSummary]) -> list[Layer]:
     """The layers of a run, with the evidence of their samples."""
     taken = run.taken
-    since = last_true(taken, setting_jumps(taken)) - taken.first[:-1]
-    begin = np.repeat(since + (taken.counts - since) // 2 + taken.first[:-1], taken.counts)
-    late = taken.only(**{name: taken.columns[name] for name in _LATE}).where(np.arange(taken.first[-1]) >= begin)
+    since = taken.last_jump - taken.first[:-1]
+    late = taken.only(**{name: taken.columns[name] for name in _LATE}).where(taken.is_late)
     outside = (taken.columns["note"] == NOTES.index(CHANGED_OUTSIDE)).astype(np.float64)
     columns = zip(
         *(summaries, run.entries, map(taken.of, range(len(taken.names))), since.tolist(), run.rules),
@@ -207,7 +213,7 @@ def layers_of(run: SampledRun, summaries: Sequence[LayerSummary]) -> list[Layer]
         _trends(late),
         _lr_is_moving(late).tolist(),
         _remaining(taken).tolist(),
-        _varying(run, summaries),
+        _or_none(_variations(run, summaries)),
         _or_none(_correlations(late)),
         _or_none(_radials(late, run)),
         _or_none(_roundings(run)),
@@ -294,8 +300,8 @@ def _correlations(late: Series) -> Array:
     return correlations
 
 
-def _varying(run: SampledRun, summaries: Sequence[LayerSummary]) -> list[bool]:
-    """Whether the gradients of the predictable layers vary widely in size; a parameter group is one network."""
+def _variations(run: SampledRun, summaries: Sequence[LayerSummary]) -> Array:
+    """How much the gradients of predictable layers vary in size, where it is widely; a parameter group is a network."""
     taken, noise = run.taken, run.taken.columns["unit_grad_sq"]
     late = taken.only(noise=noise).where(late_rows(taken) & np.isfinite(noise))
     values = _nans(taken)
@@ -309,7 +315,7 @@ def _varying(run: SampledRun, summaries: Sequence[LayerSummary]) -> list[bool]:
     varying = np.zeros(len(values), dtype=bool)
     for positions in groups.values():
         varying[positions] = varies_widely(values[positions])
-    return [bool(flag) for flag in varying]
+    return np.where(varying, values, np.nan)
 
 
 def _radials(late: Series, run: SampledRun) -> Array:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from equilibria._display import Printable, renderer
 from equilibria.diagnosis.run import SampledRun, sampled_run
-from equilibria.diagnosis.series import Array, Series, last_true, setting_jumps
+from equilibria.diagnosis.series import Array, Series
 from equilibria.findings import Finding, percent, plain
 from equilibria.theory.correlation import gradient_noise_scale
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule
@@ -123,7 +123,7 @@ def gradient_noise(
 def noise_of_run(run: SampledRun, diffusion: pa.Table | None = None) -> GradientNoise:
     """`gradient_noise` of a run whose samples are sorted already."""
     batch = run.metadata.get("batch_size")
-    late = _late(run.taken)
+    late = run.taken.where(run.taken.is_late)
     if not len(late.columns["step"]):
         return GradientNoise(tuple(LayerNoise(name) for name in run.series.names), LayerNoise("network"), batch)
     measured = _Measured(run, late)
@@ -281,13 +281,6 @@ class _Measured:
             way = "falls" if slope < 0 else "rises"
             return [f"the loss {way} by {abs(slope):.2g} per step over steps {first:,}-{last:,}"]
         return [f"the loss scatters too much over steps {first:,}-{last:,} to tell whether it is stationary"]
-
-
-def _late(taken: Series) -> Series:
-    """The samples in the second half since the last jump of a setting, as findings about assumptions use them."""
-    since = last_true(taken, setting_jumps(taken)) - taken.first[:-1]
-    begin = np.repeat(since + (taken.counts - since) // 2 + taken.first[:-1], taken.counts)
-    return taken.where(np.arange(taken.first[-1]) >= begin)
 
 
 def _is_adam(rule: Rule | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ _SIGNED = ("cosine", "momentum_unit_grad_sq", "pull", "growth", "gain")
 _MAY_VANISH = ("grad_norm", "update_norm")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Series:
     """Samples sorted by parameter, then step.
 
@@ -99,6 +100,22 @@ class Series:
     def weights(self) -> Array:
         """Steps that each row stands for (`sample_weights`)."""
         return sample_weights(self.columns["step"], self.first)
+
+    @cached_property
+    def last_jump(self) -> Array:
+        """First row of each parameter since one of its settings last jumped (`setting_jumps`)."""
+        return last_true(self, setting_jumps(self))
+
+    @property
+    def since_jump(self) -> Array:
+        """Rows of each parameter since then."""
+        return np.asarray(self.first[1:] - self.last_jump)
+
+    @property
+    def is_late(self) -> Array:
+        """Flags the rows in the second half of those since then."""
+        begin = self.last_jump + self.since_jump // 2
+        return np.asarray(np.arange(self.first[-1]) >= np.repeat(begin, self.counts))
 
     def mean(self, values: Array, weights: Array | None = None) -> Array:
         """Mean of the known ``values`` (one per row) of each parameter, each weighted by the steps it stands for."""

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from equilibria.findings import Finding
+from equilibria.findings import Finding, Findings
 from equilibria.records.tables import (
     APPROACHING_EDGE,
     DIVERGED,
@@ -33,7 +33,7 @@ _OTHER_GRADIENT = 0.1  # relative difference beyond which training and tracker h
 _MOMENTUM = "stability.momentum_threshold"
 
 
-def sharpness_findings(samples: pa.Table, *, metadata: Mapping[str, Any] | None = None) -> tuple[Finding, ...]:
+def sharpness_findings(samples: pa.Table, *, metadata: Mapping[str, Any] | None = None) -> Findings:
     """Findings about a tracked run; the last one says where it stands.
 
     Args:
@@ -42,12 +42,12 @@ def sharpness_findings(samples: pa.Table, *, metadata: Mapping[str, Any] | None 
 
     Example:
         >>> sharpness_findings(SHARPNESS_FIELDS.empty_table())
-        ()
+        no findings
     """
     about = (metadata or {}).get("sharpness") or {}
     stopped = _stopped(about)
     if samples.num_rows == 0:
-        return tuple(stopped)
+        return Findings(stopped)
     states = samples["state"].to_pylist()
     columns = {
         name: np.asarray(samples[name].to_numpy(zero_copy_only=False), dtype=np.float64)
@@ -65,7 +65,7 @@ def sharpness_findings(samples: pa.Table, *, metadata: Mapping[str, Any] | None 
         "late": late,
         now.__name__.strip("_"): [now(columns, states, about)],
     }
-    return tuple(replace(finding, kind=f"sharpness {kind}") for kind in findings for finding in findings[kind])
+    return Findings(replace(finding, kind=f"sharpness {kind}") for kind in findings for finding in findings[kind])
 
 
 def sharpness_name(about: About) -> str:

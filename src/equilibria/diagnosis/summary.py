@@ -21,7 +21,6 @@ from equilibria.diagnosis.series import (
     alike_since,
     last_true,
     setting_changes,
-    setting_jumps,
 )
 from equilibria.errors import whole
 from equilibria.findings import counted
@@ -83,7 +82,7 @@ class LayerSummary:
         first_step: step of the first sample in the window, None if it is empty.
         lr_range: lowest and highest lr of the window, None if it is empty.
         first_lr: of the first sample of the run.
-        peak_lr: highest of the run.
+        peak_lr: highest of the sampled steps of the run.
         last_lr: of the last sample of the run; ``lr`` unless the window leaves out the tail of a schedule.
         how: the label of `symmetries`, such as "rows"; None if the monitor had none.
         angle_error: relative standard error of ``angle_vs_predicted``, from the scatter of the last samples around
@@ -187,12 +186,12 @@ class LayerSummary:
 
     @property
     def settings_over_run(self) -> str:
-        """The optimizer with its settings; lr at the first sample of the run, at its peak and at the last sample."""
+        """The optimizer with its settings; lr at the first sample of the run, its highest one and the last."""
         if self.first_lr is None or self.lr is None or self.peak_lr is None or self.last_lr is None:
             return self.settings
         now = three_digits(self.last_lr)
         if self.peak_lr > max(self.first_lr, self.last_lr):
-            course = f"lr={three_digits(self.first_lr)}, peak {three_digits(self.peak_lr)}, now {now}"
+            course = f"lr={three_digits(self.first_lr)}, sampled peak {three_digits(self.peak_lr)}, now {now}"
         elif self.first_lr != self.last_lr:
             course = f"lr={three_digits(self.first_lr)} -> {now}"
         else:
@@ -201,18 +200,32 @@ class LayerSummary:
 
     @property
     def when(self) -> str:
-        """The steps of the window, with the range of lr where it moved.
+        """The steps of the window, with their number where few of them were sampled, and lr's range where it moved.
 
         Example:
             >>> at = dict.fromkeys((field.name for field in dataclasses.fields(LayerSummary)))
-            >>> LayerSummary(**at | {"first_step": 1840, "last_step": 1999, "lr_range": (3e-5, 1.2e-4)}).when
+            >>> window = at | {"samples": 160, "first_step": 1840, "last_step": 1999, "lr_range": (3e-5, 1.2e-4)}
+            >>> LayerSummary(**window).when
             'over steps 1,840-1,999 (lr 3e-5 to 1.2e-4)'
+            >>> LayerSummary(**window | {"samples": 4}).when
+            'over steps 1,840-1,999 (4 of 160 steps sampled, lr 3e-5 to 1.2e-4)'
         """
         if self.first_step is None or self.first_step == self.last_step:
-            return f"at step {self.last_step:,}"
+            return self.steps
         low, high = (three_digits(lr) for lr in self.lr_range or (math.nan, math.nan))
-        moved = "" if low == high else f" (lr {low} to {high})"
-        return f"over steps {self.first_step:,}-{self.last_step:,}{moved}"
+        steps = self.last_step - self.first_step + 1
+        few = self.samples < min(LEAST_WINDOW, steps)
+        remarks = [f"{self.samples} of {steps:,} steps sampled"] if few else []
+        remarks += [] if low == high else [f"lr {low} to {high}"]
+        in_brackets = f" ({', '.join(remarks)})" if remarks else ""
+        return f"{self.steps}{in_brackets}"
+
+    @property
+    def steps(self) -> str:
+        """The steps of the window."""
+        if self.first_step is None or self.first_step == self.last_step:
+            return f"at step {self.last_step:,}"
+        return f"over steps {self.first_step:,}-{self.last_step:,}"
 
     @property
     def sentence(self) -> str:
@@ -261,7 +274,7 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     if window is None:
         before_tail = _without_start(_without_tail(taken))
         size = _window_sizes(before_tail)
-        recent = _last_rows(before_tail, np.minimum(size, _since_jump(before_tail)))
+        recent = _last_rows(before_tail, np.minimum(size, before_tail.since_jump))
         recent = _with_prediction(_last_rows(recent, _alike(before_tail)), lawless)
         longer = _with_prediction(_last_rows(before_tail, size), lawless)
     else:
@@ -277,7 +290,7 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     over_run = _rms(taken, taken.columns["angle"]).astype(np.float32)  # the last digits depend on the other layers
     table |= {"first_norm": _first(taken, "norm"), "angle_over_run": over_run.astype(np.float64)}
     invariant = run.invariant
-    runs_out = _lr_runs_out(_last_rows(taken, np.minimum(_PACE, _since_jump(taken))))
+    runs_out = _lr_runs_out(_last_rows(taken, np.minimum(_PACE, taken.since_jump)))
     for name in ("steps_to_settle", "epochs_to_settle"):
         table[name][runs_out] = np.nan
     for name in _OF_A_LAW:  # the window may hold predictions from before that was known
@@ -359,13 +372,13 @@ def _or_none(values: Array) -> list[Any]:
 
 def _without_tail(taken: Series) -> Series:
     """The rows without the tail of a schedule that falls to nothing, of parameters that have few others at its lr."""
-    first = np.maximum(last_true(taken, setting_jumps(taken)), taken.first[:-1])
+    first = np.maximum(taken.last_jump, taken.first[:-1])
     row, lr = np.arange(taken.first[-1]), np.nan_to_num(taken.columns["lr"])
     since_jump = row >= np.repeat(first, taken.counts)
     highest = np.maximum.reduceat(np.append(np.where(since_jump, lr, 0.0), 0.0), taken.first[:-1])
     tail_begin = last_true(taken, since_jump & (lr >= _TAIL * np.repeat(highest, taken.counts))) + 1
     tail = taken.first[1:] - tail_begin
-    leave_out = (tail <= _LONGEST_TAIL * _since_jump(taken)) & (_alike(taken) < LEAST_WINDOW) & (taken.counts > 0)
+    leave_out = (tail <= _LONGEST_TAIL * taken.since_jump) & (_alike(taken) < LEAST_WINDOW) & (taken.counts > 0)
     return taken.where(~np.repeat(leave_out, taken.counts) | (row < np.repeat(tail_begin, taken.counts)))
 
 
@@ -389,12 +402,8 @@ def _without_start(series: Series) -> Series:
 def _window_sizes(series: Series) -> Array:
     """Rows in the window of each parameter, before it is cut to those at about the present settings."""
     since_change = series.first[1:] - last_true(series, setting_changes(series))
-    since = np.where(since_change < LEAST_WINDOW, _since_jump(series), since_change)
+    since = np.where(since_change < LEAST_WINDOW, series.since_jump, since_change)
     return np.asarray(np.maximum(-(-since // 4), LEAST_WINDOW))
-
-
-def _since_jump(series: Series) -> Array:
-    return np.asarray(series.first[1:] - last_true(series, setting_jumps(series)))
 
 
 def _alike(series: Series) -> Array:
@@ -585,7 +594,9 @@ def _distance(layer: LayerSummary) -> str:
     steps = layer.steps_to_settle
     if steps == 0 and norm is not None and layer.angle_vs_equilibrium is not None:
         return f"{since}its norm {norm}, but it still turns at {layer.angle_vs_equilibrium:.2g}x its equilibrium"
-    wait = None if not steps else f"needs {how_long(steps, layer.epochs_to_settle)} to settle"
+    wait = None
+    if steps:
+        wait = f"needs {how_long(steps, layer.epochs_to_settle)} to settle at this lr and weight decay"
     if steps and steps > _MUCH_LONGER * (layer.last_step + 1):
         wait = f"would take more than {_MUCH_LONGER} times the steps so far to settle at this lr and weight decay"
     return f"{since}its norm {' and '.join(filter(None, (norm, wait))) or 'is not settled'}"

@@ -36,7 +36,7 @@ class Score:
     """The errors of one way of forecasting, over all layers and remaining samples.
 
     Attributes:
-        angle: median of |forecast / measured - 1| of the angle, both as the rms of 50 samples.
+        angle: median of |forecast / measured - 1| of the angle, both as the rms of up to 50 samples.
         angle_p90: 90th percentile of the same error.
         single_angle: median with single samples as they were measured.
         norm: median of |forecast / measured - 1| of ||w||; NaN for a guess, which has no norm.
@@ -57,7 +57,7 @@ class LayerTest:
     Attributes:
         forecast: the forecast at the sampled steps.
         angle: measured angle, radians.
-        rms_angle: root mean square of the measured angle over the 50 samples around, radians.
+        rms_angle: root mean square of the measured angle over up to 50 samples around, radians.
         norm: measured ||w||.
         guesses: the angle by each of `BASELINES`.
     """
@@ -70,7 +70,7 @@ class LayerTest:
 
     @property
     def angle_error(self) -> Array:
-        """forecast / measured - 1, both as the rms of the 50 samples around."""
+        """forecast / measured - 1, both as the rms of up to 50 samples around."""
         return rms(self.forecast.angle.value) / self.rms_angle - 1
 
     @property
@@ -123,6 +123,11 @@ class BackTest:
             f"<BackTest of {len(self.layers)} layers from step {self.start:,} to {self.steps - 1:,}: angle "
             f"{own.angle:.1%} off (median), norm {own.norm:.1%}, bands cover {self.angle_coverage:.0%}>"
         )
+
+    @property
+    def rms_samples(self) -> int:
+        """Samples whose root mean squares are compared: 50, or all that a layer has if they are fewer."""
+        return min(RMS_SAMPLES, max(len(layer.angle) for layer in self.layers))
 
     def table(self) -> Printable:
         """Errors and coverage: of the forecast and the guesses, by horizon, by layer."""

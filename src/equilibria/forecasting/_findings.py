@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from equilibria.records.tables import GAIN_LAW, INVARIANT_LAW
 
 if TYPE_CHECKING:
     from equilibria.forecasting._backtest import Score
-    from equilibria.forecasting._forecast import LayerForecast
+    from equilibria.forecasting._forecast import Estimate, LayerForecast
 
 _MUCH = 0.25  # share of the remaining steps out of equilibrium that deserves a note
 _STEEPER = 3  # times the pace of its neighbours: less is part of a smooth schedule, however steep
@@ -28,6 +29,7 @@ _FAR = 10  # times the recorded turning that a forecast may reach without a rema
 _LEAST_COVERED = 0.75  # share of the measurements inside the 90 % bands
 _GOOD = 0.05  # median error of the angle that is good enough, however good a guess is
 _USELESS = 0.3  # median error of the angle that is not, even if every guess is worse
+_SAME_TIME = 0.1  # relative difference of two times to settle that needs no remark
 _LAW, _RESCALED_LAW = "transient.evolve", "states.rescaled"
 
 
@@ -72,6 +74,7 @@ def forecast_findings(
             *wide_bands(layers),
             *(_recent_change(cohort, schedule) if invariant else ()),
             *(_slow_after_fall(invariant, scenario) if invariant else ()),
+            *(_time_to_settle(invariant, recorded, schedule) if invariant else ()),
             *_failing_assumptions(invariant, recorded.failing),
             *_refusals(recorded.refused, len(layers)),
         ]
@@ -159,6 +162,37 @@ def _slow_after_fall(layers: Sequence[LayerForecast], scenario: Scenario) -> Ite
         else "forecast again with rescale=True (--rescale); in training, RescaleOnDecay does it",
         _LAW,
     )
+
+
+def _time_to_settle(
+    layers: Sequence[LayerForecast], recorded: RecordedLayers, schedule: GroupSchedule
+) -> Iterator[Finding]:
+    """The layer whose steps out of equilibrium differ most from the time to settle that a report gives, and why."""
+    times = {layer.name: min(recorded.settling.get(layer.name, math.nan), schedule.steps) for layer in layers}
+    apart = [layer for layer in layers if _is_outside(layer.steps_out, times[layer.name])]
+    if not apart:
+        return
+    worst = max(apart, key=lambda layer: abs(math.log((layer.steps_out.value + 1) / times[layer.name])))
+    said, out = recorded.settling[worst.name], worst.steps_out
+    cohort = recorded.cohorts[0]
+    constant = bool(np.all(worst.lr == cohort.lr[-1]) and np.all(worst.weight_decay == cohort.weight_decay[-1]))
+    change = f"L ends at {worst.unit_grad_sq[-1] / worst.unit_grad_sq[0]:.2g} times its first value"
+    why = change if constant else f"lr x wd follows the schedule, and {change}"
+    yield Finding(
+        "note",
+        f"{len(apart)} of {counted(len(layers), 'layer')} will settle at another time than a report says",
+        f"{worst.name} will be out of equilibrium for {out.value:,.0f} ({out.low:,.0f} to {out.high:,.0f}) of the "
+        f"{schedule.steps:,} steps to come; a report says that it needs {said:,.0f}, at the lr, weight decay and L of "
+        f"step {recorded.last_step:,}. Here {why}",
+        "nothing needs doing: the forecast's number is for this schedule",
+        _LAW,
+    )
+
+
+def _is_outside(steps: Estimate, time: float) -> bool:
+    """Whether a time is outside of a band, by more than a tenth of it; not if it is unknown."""
+    margin = _SAME_TIME * max(time, steps.value)
+    return bool(time < steps.low - margin or time > steps.high + margin)
 
 
 def _failing_assumptions(layers: Sequence[LayerForecast], failing: Mapping[str, tuple[str, ...]]) -> Iterator[Finding]:

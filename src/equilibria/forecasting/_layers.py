@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from equilibria.diagnosis.assumptions import failing_by_layer
+from equilibria.diagnosis.assumptions import failing, predicted_layers
 from equilibria.diagnosis.gradient_size import late_from, near_interpolation
 from equilibria.diagnosis.metadata import rule_from_metadata
 from equilibria.diagnosis.run import SampledRun as SortedRun
@@ -22,7 +22,7 @@ from equilibria.diagnosis.series import SETTINGS
 from equilibria.errors import EquilibriaError, whole
 from equilibria.findings import counted
 from equilibria.records import read_record
-from equilibria.records.tables import CHANGED_OUTSIDE, GAIN_LAW, INVARIANT_LAW, NOTES, RESCALED
+from equilibria.records.tables import CHANGED_OUTSIDE, GAIN_LAW, INVARIANT_LAW, NOTES, RESCALED, SETTLED
 from equilibria.theory._reals import Array
 from equilibria.theory.identified import Identified
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
@@ -113,6 +113,8 @@ class RecordedLayers:
         cohorts: the layers that can be forecast; schedules are for the first cohort's parameter group.
         refused: the other layers, with the reason.
         failing: the assumptions of the laws that the samples of a layer contradict, as a report says them.
+        settling: steps to settle at the last lr, weight decay and L, as a report says them; layers without are left
+            out.
         last_step: the last sampled step.
         steps_per_epoch: None if the run does not record it.
     """
@@ -120,6 +122,7 @@ class RecordedLayers:
     cohorts: tuple[Cohort, ...]
     refused: Mapping[str, str]
     failing: Mapping[str, tuple[str, ...]]
+    settling: Mapping[str, float]
     last_step: int
     steps_per_epoch: int | None
 
@@ -168,8 +171,19 @@ def read_layers(run: RunLike, *, before: int | None = None) -> RecordedLayers:
     interpolating = None if sorted_run.loss is None else near_interpolation(sorted_run.loss)
     groups = _same_settings(members, laws)
     cohorts = tuple(_cohort(group, laws[group[0][0]], interpolating) for group in groups)
-    failing = failing_by_layer(sorted_run)
-    return RecordedLayers(cohorts, refused, failing, last_step, metadata.get("steps_per_epoch"))
+    judged = predicted_layers(sorted_run)
+    return RecordedLayers(
+        cohorts,
+        refused,
+        failing={name: failing(layer) for name, layer in judged.items()},
+        settling={
+            name: layer.summary.steps_to_settle
+            for name, layer in judged.items()
+            if layer.summary.state != SETTLED and layer.summary.steps_to_settle
+        },
+        last_step=last_step,
+        steps_per_epoch=metadata.get("steps_per_epoch"),
+    )
 
 
 def whole_records(run: RunLike, cohorts: Sequence[Cohort]) -> Iterator[tuple[Cohort, Cohort]]:

@@ -81,6 +81,7 @@ class WatchedTraining:
         optimizers: Any,
         *,
         steps_per_epoch: int | None = None,
+        batch_size: int | None = None,
         sinks: Iterable[Sink] = (),
     ) -> None:
         """Start watching, from a loaded checkpoint if there is one; call it when model and optimizer are loaded."""
@@ -94,6 +95,7 @@ class WatchedTraining:
                 optimizers,
                 log_dir=self.log_dir,
                 steps_per_epoch=steps_per_epoch,
+                batch_size=batch_size,
                 sinks=[*self._sinks, *sinks],
                 **self.options,
             )
@@ -179,24 +181,14 @@ def print_summary(monitor: WatchedRun) -> None:
     """Print a headline, the most serious findings and where to find the rest."""
     from equilibria.diagnosis.summary import summarise
     from equilibria.views._rich import Console, Text
+    from equilibria.views.findings import print_findings
     from equilibria.views.run.headline import headline_and_details
 
     layers, findings = summarise(monitor.samples(), metadata=monitor.metadata), monitor.findings()
     out = Console()
     out.print(Text(f"equilibria: {'. '.join(headline_and_details(layers, findings))}"))
-    for finding in findings[:_MOST_FINDINGS]:
-        out.print(_paragraph(finding))
+    print_findings(findings[:_MOST_FINDINGS], out)
     more = len(findings) - _MOST_FINDINGS
     rest = f"{counted(more, 'more finding')} and all layers" if more > 0 else "All layers"
     command = f"equilibria report {monitor.log_dir}" if monitor.log_dir else "print(callback.monitor.table())"
     out.print(Text(f"  {rest}: {command}"))
-
-
-def _paragraph(finding: Finding) -> Any:
-    from equilibria.views._rich import Table, Text
-
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_row(Text("!" if finding.severity == "warning" else "-"), Text(f"{finding.subject}: {finding.evidence}"))
-    if finding.remedy:
-        grid.add_row(Text(""), Text(finding.remedy))
-    return grid

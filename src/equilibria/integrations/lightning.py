@@ -107,8 +107,13 @@ class EquilibriaCallback(_Callback):
         with training_goes_on("this training is not watched"):
             loggers = trainer.loggers if self._to_loggers else []
             sinks = [_LoggerSink(logger, **self._scalars) for logger in loggers]
-            epoch = _steps_per_epoch(trainer, pl_module)
-            self._training.begin(pl_module, trainer.optimizers, steps_per_epoch=epoch, sinks=sinks)
+            self._training.begin(
+                pl_module,
+                trainer.optimizers,
+                steps_per_epoch=_steps_per_epoch(trainer, pl_module),
+                batch_size=_batch_size(trainer),
+                sinks=sinks,
+            )
             if self.monitor is not None and self.monitor.step == 0:  # not resumed, whatever the trainer was
                 self._first_step = _logged_step(trainer)
             self._losses, self._logged = [], 0 if self.monitor is None else self.monitor.step
@@ -187,6 +192,15 @@ def _steps_per_epoch(trainer: Any, pl_module: Any) -> int | None:
     if not pl_module.automatic_optimization or not math.isfinite(batches) or batches < 1:
         return None
     return math.ceil(batches / int(trainer.accumulate_grad_batches))
+
+
+def _batch_size(trainer: Any) -> int | None:
+    """Examples per optimizer step, all processes together, if the trainer has one loader with batches of one size."""
+    loader = trainer.train_dataloader
+    size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    if not isinstance(size, int):
+        return None
+    return size * int(trainer.accumulate_grad_batches) * int(trainer.world_size)
 
 
 def _logged_step(trainer: Any) -> int:

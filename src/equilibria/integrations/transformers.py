@@ -91,8 +91,12 @@ class EquilibriaCallback(_TrainerCallback):
             if state.global_step:
                 self._training.load_state_dict(_load(args, state.global_step))
         with training_goes_on("this training is not watched"):
-            epoch = _steps_per_epoch(args, kwargs["train_dataloader"])
-            self._training.begin(kwargs["model"], kwargs["optimizer"], steps_per_epoch=epoch)
+            self._training.begin(
+                kwargs["model"],
+                kwargs["optimizer"],
+                steps_per_epoch=_steps_per_epoch(args, kwargs["train_dataloader"]),
+                batch_size=args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
+            )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Record the loss and the evaluation metrics that the trainer logs."""

@@ -38,6 +38,7 @@ from torch.optim import SGD, Optimizer
 
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding
+from equilibria.monitor.loss_scaling import SkippedSteps
 from equilibria.monitor.reading import (
     PRODUCTS,
     Combination,
@@ -96,6 +97,7 @@ class OptimizerHooks:
         settings: the settings of each parameter group since the last reading.
         copied_too: tensors, by their index, that are copied although products would do: rounding decides their update.
         memory: a few coordinates of the weights at earlier steps.
+        skipped: the steps that a GradScaler skipped.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class OptimizerHooks:
         self.settings = [SettingsLog() for _ in optimizer.param_groups]
         self.copied_too: frozenset[int] = frozenset()
         self.memory = StepMemory(self.watched)
+        self.skipped = SkippedSteps()
         self._groups = list(optimizer.param_groups)
         self._index, self._sampler, self._on_reading = index, sampler, on_reading
         self._rows = _row_slices(self.watched)
@@ -208,6 +211,7 @@ class OptimizerHooks:
             "settings": [log.state_dict() for log in self.settings],
             "rescalings": [(count, list(factors)) for count, factors in self._rescalings],
             "memory": self.memory.state_dict(),
+            "skipped": self.skipped.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -218,6 +222,7 @@ class OptimizerHooks:
         self._started, self._changed = list(state["started"]), list(state["changed"])
         self._rescalings = [(count, list(factors)) for count, factors in state.get("rescalings", ())]
         self.memory.load_state_dict(state.get("memory", {}))
+        self.skipped.load_state_dict(state.get("skipped", {}))
         self._noted, self._noted_count = self._announced(), self._control.count
         self._marks.forget()
         self._reading, self._last_sampled = None, -2
@@ -258,6 +263,7 @@ class OptimizerHooks:
             self._in_hook = False
 
     def _look_before(self, *, has_closure: bool) -> None:
+        self.skipped.look(self.step, self.optimizer, search=self._is_due)
         for log, group in zip(self.settings, self.groups, strict=False):
             log.note(self.count, group, sampled=self._is_due)
         self._note_rescalings()

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import dataclasses
-import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -28,7 +26,9 @@ from torch import nn
 from equilibria._version import __version__
 from equilibria.diagnosis.siblings import kind_key
 from equilibria.errors import EquilibriaError, WatchWarning, described, warn_in_training, whole
-from equilibria.findings import Finding
+from equilibria.findings import Finding, Findings, warnings_first
+from equilibria.monitor.coverage import added_later, bypassed, in_no_optimizer, listed, sum_of
+from equilibria.monitor.description import describe_controller, describe_optimizer, describe_rule, describe_units
 from equilibria.monitor.history import History, read_only
 from equilibria.monitor.hooks import OptimizerHooks
 from equilibria.monitor.metrics import MetricLog
@@ -37,10 +37,10 @@ from equilibria.monitor.sample_rows import SampleBuilder
 from equilibria.monitor.sampler import Sampler
 from equilibria.monitor.step_memory import DiffusionLog
 from equilibria.optimizers.budget import Every
-from equilibria.optimizers.controllers import AngleSchedule, Controller, control_log
-from equilibria.optimizers.rules import GroupRule, rule_text
+from equilibria.optimizers.controllers import control_log
+from equilibria.optimizers.rules import GroupRule
 from equilibria.tensors.invariance import Invariant, with_invariance
-from equilibria.tensors.layout import is_sharded, local
+from equilibria.tensors.layout import local
 from equilibria.tensors.parameters import (
     Granularity,
     Select,
@@ -53,10 +53,6 @@ from equilibria.tensors.parameters import (
     unwrap_optimizer,
 )
 from equilibria.tensors.sharding import any_sharded, sum_over_pieces
-from equilibria.theory.identified import Identified
-from equilibria.theory.rules import Rule
-
-"""One sample per tensor, or one per row (output channel)."""
 
 _MOST_PENDING = 16  # readings that wait on a device, so that the host waits for it less often
 _LONGEST_WAIT = 1.0  # seconds for which a reading may wait
@@ -128,7 +124,7 @@ class Monitor:
         self._frozen = _frozen(model, watched, self._select)
         stepped = {id(p) for optimizer in unwrapped for group in optimizer.param_groups for p in group["params"]}
         outside = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in stepped}
-        self._outside = {name: _sum_of(p) for name, p in outside.items()}
+        self._outside = {name: sum_of(p) for name, p in outside.items()}
         self._sinks: list[Sink] = []
         if not isinstance(sinks, Iterable):
             raise EquilibriaError(
@@ -186,7 +182,7 @@ class Monitor:
         """
         optimizers = [hooks.optimizer for hooks in self._hooks]
         laws = [hooks.laws for hooks in self._hooks]
-        rules = [[None if law.rule is None else _describe_rule(law.rule) for law in of_groups] for of_groups in laws]
+        rules = [[None if law.rule is None else describe_rule(law.rule) for law in of_groups] for of_groups in laws]
         return {
             "equilibria": __version__,
             "torch": str(torch.__version__),
@@ -195,11 +191,16 @@ class Monitor:
             "frozen": self._frozen,
             "steps_per_epoch": self._steps_per_epoch,
             "batch_size": self._batch_size,
-            "optimizers": [_describe_optimizer(*pair) for pair in zip(optimizers, laws, strict=True)],
+            "optimizers": [describe_optimizer(*pair) for pair in zip(optimizers, laws, strict=True)],
             "controllers": [
-                {"optimizer": index, **_describe_controller(controller)}
+                {"optimizer": index, **describe_controller(controller)}
                 for index, optimizer in enumerate(optimizers)
                 for controller in control_log(optimizer).controllers
+            ],
+            "skipped": [
+                {"optimizer": index, "steps": hooks.skipped.count, "before": hooks.skipped.before, "taken": hooks.count}
+                for index, hooks in enumerate(self._hooks)
+                if hooks.skipped.count
             ],
             "params": [
                 unit
@@ -212,9 +213,9 @@ class Monitor:
                     key=lambda entry: self._places[id(entry[3].param)],
                 )
                 for unit in (
-                    _describe_units(layer, of_groups[layer.group], described[layer.group])
+                    describe_units(layer, of_groups[layer.group], described[layer.group])
                     if hooks.promised(layer) is None
-                    else _describe_units(layer, GroupRule(None), None, promised_by=type(hooks.turned_by).__name__)
+                    else describe_units(layer, GroupRule(None), None, promised_by=type(hooks.turned_by).__name__)
                 )
             ],
         }
@@ -240,21 +241,21 @@ class Monitor:
             warn_in_training("numbers logged after close() are kept in memory, not recorded", WatchWarning)
         self.metric_log.log(numbers, taken=self.step, step=step)
 
-    def findings(self) -> tuple[Finding, ...]:
-        """What the samples mean, most serious first."""
+    def findings(self) -> Findings:
+        """What the samples mean, warnings first."""
         from equilibria.diagnosis import diagnose
 
         diagnosed = diagnose(self.samples(), metadata=self.metadata, metrics=self.metrics())
-        return (*self.findings_about_watching(), *diagnosed)
+        return warnings_first((*self.findings_about_watching(), *diagnosed))
 
     def findings_about_watching(self) -> tuple[Finding, ...]:
         """The findings that no sample shows: weights unseen, not watched or not trained; settings not in force."""
-        bypassed = [hooks for hooks in self._hooks if hooks.changes_since_last_step > _MOST_CHANGES]
+        silent = [hooks for hooks in self._hooks if hooks.changes_since_last_step > _MOST_CHANGES]
         unwatched, untrained = self._unwatched(), self._untrained()
         return (
-            *(_bypassed(hooks.count) for hooks in bypassed),
-            *([_added_later(unwatched)] if unwatched else []),
-            *([_in_no_optimizer(untrained, self.step)] if untrained else []),
+            *(bypassed(hooks.count) for hooks in silent),
+            *([added_later(unwatched)] if unwatched else []),
+            *([in_no_optimizer(untrained, self.step)] if untrained else []),
             *self._not_in_force,
         )
 
@@ -375,7 +376,7 @@ class Monitor:
         saved, own = [part["names"] for part in state["builders"]], [builder.names for builder in self._builders]
         if saved != own:
             raise EquilibriaError(
-                f"got the state of a monitor that watches {_listed(saved)}; expected this one's {_listed(own)}: same "
+                f"got the state of a monitor that watches {listed(saved)}; expected this one's {listed(own)}: same "
                 "model, optimizers, select and granularity",
                 argument="state",
             )
@@ -399,7 +400,7 @@ class Monitor:
             nonlocal awaited
             assert reading is not None
             if reading.grown and (unwatched := self._unwatched()):
-                warn_in_training(f"{_added_later(unwatched).subject}: call equilibria.watch again", WatchWarning)
+                warn_in_training(f"{added_later(unwatched).subject}: call equilibria.watch again", WatchWarning)
             wish = self._sampler.wish(optimizer, reading.step)
             if self._is_sharded:
                 awaited = False
@@ -489,7 +490,7 @@ class Monitor:
         return [
             name
             for name, p in model.named_parameters()
-            if p.requires_grad and id(p) not in stepped and name in self._outside and self._outside[name] == _sum_of(p)
+            if p.requires_grad and id(p) not in stepped and name in self._outside and self._outside[name] == sum_of(p)
         ]
 
 
@@ -544,103 +545,7 @@ def _in_main_memory(products: torch.Tensor) -> bool:
     return products.device.type == "cpu"
 
 
-def _describe_optimizer(optimizer: torch.optim.Optimizer, laws: Sequence[GroupRule]) -> dict[str, str]:
-    kind = type(optimizer).__name__
-    texts = [kind if law.rule is None else rule_text(law.rule) for law in laws]
-    return {"class": kind, "settings": "; ".join(dict.fromkeys(texts))}
-
-
-def _describe_controller(controller: Controller) -> dict[str, Any]:
-    described = {"name": type(controller).__name__, "promise": controller.promise}
-    return described | ({"delivered": controller.deliveries()} if isinstance(controller, AngleSchedule) else {})
-
-
-def _describe_units(
-    layer: Watched, law: GroupRule, rule: dict[str, Any] | None, *, promised_by: str | None = None
-) -> Iterator[dict[str, Any]]:
-    # Who turns a weight at constant norm was told that it is scale-invariant.
-    labels = layer.invariant or (None if promised_by is None else True,) * layer.units
-    for name, invariant in zip(layer.unit_names, labels, strict=True):
-        yield {
-            "name": name,
-            "aliases": list(layer.aliases),
-            "shape": list(layer.param.shape),
-            "entries": layer.entries,
-            "bias": layer.has_bias,
-            "how": layer.how,
-            "invariant": invariant,
-            "dtype": str(layer.param.dtype).removeprefix("torch."),
-            "optimizer": layer.optimizer,
-            "group": layer.group,
-            "law": None if law.rule is None else type(law.rule).__name__,
-            "no_law": law.reason or None,
-            "rule": rule,
-            "promised_by": promised_by,
-        }
-
-
-def _describe_rule(rule: Rule) -> dict[str, Any]:
-    if isinstance(rule, Identified):
-        return {"kind": type(rule).__name__} | dataclasses.asdict(rule)
-    values = ((field.name, getattr(rule, field.name)) for field in dataclasses.fields(rule))
-    return {"kind": type(rule).__name__} | {
-        name: list(value) if isinstance(value, tuple) else value for name, value in values
-    }
-
-
 def _shown(state: object) -> str:
     if isinstance(state, Mapping):
         return f"a dict with {', '.join(map(repr, list(state)[:5])) or 'nothing in it'}"
     return f"state of type {type(state).__name__}"
-
-
-def _listed(names: Sequence[Sequence[str]]) -> str:
-    flat = [name for of_optimizer in names for name in of_optimizer]
-    return f"{len(flat)} weights ({', '.join(flat[:3])}{', ...' if len(flat) > 3 else ''})"
-
-
-def _bypassed(steps: int) -> Finding:
-    return Finding(
-        "warning",
-        "the weights change, but the watched optimizer does not step",
-        f"the last step seen was number {steps}, and the weights have been changed since",
-        "the optimizer may have been copied, which drops hooks: call monitor.reattach(optimizer)",
-        "",
-        kind="bypassed",
-    )
-
-
-def _added_later(names: Sequence[str]) -> Finding:
-    several = len(names) > 1
-    return Finding(
-        "warning",
-        f"{_listed([names]) if several else names[0]} {'are' if several else 'is'} trained but not watched",
-        f"{'they were' if several else 'it was'} added to the optimizer, or unfrozen, after equilibria.watch",
-        "close this monitor and call equilibria.watch again, after the last add_param_group and unfreezing",
-        "",
-        kind="added_later",
-    )
-
-
-def _sum_of(param: torch.Tensor) -> float:
-    """The sum of all entries; NaN if it cannot be formed here. Torch does not count changes through ``.data``."""
-    if param.is_meta or is_sharded(param):
-        return math.nan
-    try:
-        return float(param.detach().sum(dtype=torch.float64))
-    except Exception:  # lazy parameters, types without a sum
-        return math.nan
-
-
-def _in_no_optimizer(names: Sequence[str], steps: int) -> Finding:
-    several = len(names) > 1
-    which = f"{_listed([names]) if several else names[0]} {'are' if several else 'is'}"
-    return Finding(
-        "note",
-        f"{which} in no watched optimizer and {'have' if several else 'has'} not changed in {steps:,} steps",
-        f"{'they require' if several else 'it requires'} a gradient",
-        "nothing needs doing if no training is intended. To train: optimizer.add_param_group({'params': "
-        f"[model.get_parameter({names[0]!r}){', ...' if several else ''}]}})",
-        "",
-        kind="in_no_optimizer",
-    )

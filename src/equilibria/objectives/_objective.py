@@ -289,6 +289,11 @@ def objective(
     """
     if not isinstance(model, nn.Module):
         raise EquilibriaError(f"got model of type {type(model).__name__}; expected a torch.nn.Module", argument="model")
+    if isinstance(loss, type):
+        raise EquilibriaError(
+            f"got loss={loss.__name__}, a class; expected a function loss(output, target), such as {loss.__name__}()",
+            argument="loss",
+        )
     if loss is not None and not callable(loss):
         raise EquilibriaError(
             f"got loss of type {type(loss).__name__}; expected a function loss(output, target), or None if the model "

@@ -249,10 +249,9 @@ def _remove_foreign(segments: dict[str, dict[int, Segment]], run_id: str) -> lis
     notes = []
     for of_table in segments.values():
         for number, segment in list(of_table.items()):
-            stated = (segment.description or {}).get("id", run_id)
-            if stated != run_id:
+            if note := segment.foreign_note(run_id):
                 del of_table[number]
-                notes.append(f"{segment.name}: left out, it belongs to another run ({stated})")
+                notes.append(note)
     return notes
 
 
@@ -391,19 +390,42 @@ class RecordTail:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._readers: dict[tuple[str, int], SegmentReader] = {}
+        self._foreign: dict[tuple[str, int], str] = {}
+        self._run_id: str | None = None
+
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        """Sentences about segments of other runs, which are left out."""
+        return tuple(self._foreign.values())
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about bytes that cannot be read; a living writer may be about to complete the last batch."""
-        return tuple(note for reader in self._readers.values() for note in reader.notes)
+        """Sentences about rows left out: those of other runs, and bytes that cannot be read.
+
+        A living writer may be about to complete the last batch.
+        """
+        own = (reader for key, reader in self._readers.items() if key not in self._foreign)
+        return (*self.foreign, *(note for reader in own for note in reader.notes))
 
     def read(self) -> Iterator[AppendedBatch]:
-        """The appended batches, session by session; raises as `SegmentReader.read` does."""
+        """The appended batches, session by session; raises as `SegmentReader.read` and `find_manifest` do."""
+        if self._run_id is None:
+            manifest = find_manifest(self._directory)
+            if manifest is None:
+                return
+            self._run_id = manifest.id
         for table in TABLES:
             for session, path in segment_paths(self._directory, table=table).items():
-                reader = self._readers.setdefault((table, session), SegmentReader(path, table=table))
+                key = table, session
+                if key in self._foreign:
+                    continue
+                reader = self._readers.setdefault(key, SegmentReader(path, table=table))
                 for batch in reader.read():
+                    if reader.foreign_note(self._run_id):
+                        break
                     yield AppendedBatch(table, session, batch)
+                if note := reader.foreign_note(self._run_id):
+                    self._foreign[key] = note
 
     def last_write(self) -> float | None:
         """When a sample was last written, in seconds since 1970; None if none was yet."""

@@ -166,6 +166,10 @@ class Segment:
         """Of the rows."""
         return self._reader.schema
 
+    def foreign_note(self, run_id: str) -> str:
+        """As `SegmentReader.foreign_note`."""
+        return self._reader.foreign_note(run_id)
+
     @property
     def description(self) -> Mapping[str, Any] | None:
         """The run and its session; None if the schema is damaged, or older than format 1.2."""
@@ -271,6 +275,11 @@ class SegmentReader:
             left = self._size - self._position
             sentences.append(f"last batch incomplete, {self._rows:,} rows read, {left:,} bytes after them left")
         return tuple(f"{self._path.name}: {sentence}" for sentence in sentences)
+
+    def foreign_note(self, run_id: str) -> str:
+        """The note that the stream says it is of another run, as a copied file does; "" if it does not."""
+        stated = (self.description or {}).get("id", run_id)
+        return "" if stated == run_id else f"{self._path.name}: left out, it belongs to another run ({stated})"
 
     def begin(self) -> None:
         """Map the file into memory as it is now and check its schema; raises as `read` does.

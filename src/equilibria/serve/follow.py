@@ -371,7 +371,7 @@ class FollowedRun:
     def _notes(self) -> list[str]:
         """Sentences about the record, and about samples that are not in memory."""
         samples, counts = self._samples, self._samples.counts
-        notes = list(self._tail.notes) if self.status.state != TRAINING else []
+        notes = list(self._tail.foreign if self.status.state == TRAINING else self._tail.notes)
         notes += [self._manifest.note] if self._manifest and self._manifest.note else []
         went_back = Counter(rollback.step for rollback in samples.rollbacks)
         notes += [

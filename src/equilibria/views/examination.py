@@ -39,7 +39,7 @@ def print_examination(examination: Examination, *, console: Console | None = Non
     if not examination.findings:
         out.print("Nothing is wrong.")
     if examination.fix:
-        out.print("\nThe right groups (or those of equilibria.split_decay(model, ...)):\n")
+        out.print("\nGroups that follow these findings (equilibria.split_decay(model, ...) builds such groups too):\n")
         out.print(Text(examination.fix), soft_wrap=True)
 
 

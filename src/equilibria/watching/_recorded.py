@@ -13,7 +13,7 @@ from equilibria.diagnosis import summarise_and_diagnose
 from equilibria.diagnosis.noise import GradientNoise, gradient_noise
 from equilibria.diagnosis.sharpness import sharpness_findings
 from equilibria.diagnosis.summary import LayerSummary
-from equilibria.findings import Finding
+from equilibria.findings import Finding, Findings, warnings_first
 from equilibria.records import Record, read_record
 from equilibria.views.run.card import run_card, tracker_card
 from equilibria.views.run.page import write_report
@@ -46,7 +46,7 @@ class RecordedRun(Record):
         samples = self.samples()
         return self._card(samples, self.sharpness(), *self._diagnosed(samples))
 
-    def _diagnosed(self, samples: pa.Table) -> tuple[tuple[LayerSummary, ...], tuple[Finding, ...]]:
+    def _diagnosed(self, samples: pa.Table) -> tuple[tuple[LayerSummary, ...], Findings]:
         return summarise_and_diagnose(samples, metadata=self.metadata, metrics=self.metrics())
 
     def _card(
@@ -57,10 +57,10 @@ class RecordedRun(Record):
             return tracker_card(queries, title=str(self), findings=every_finding)
         return run_card(samples, summaries, findings=every_finding, notes=self.notes, metrics=self.metrics())
 
-    def findings(self) -> tuple[Finding, ...]:
-        """What the samples mean, most serious first."""
+    def findings(self) -> Findings:
+        """What the samples mean, and the queries of a sharpness tracker, warnings first."""
         about_sharpness = sharpness_findings(self.sharpness(), metadata=self.metadata)
-        return (*self._diagnosed(self.samples())[1], *about_sharpness)
+        return warnings_first((*self._diagnosed(self.samples())[1], *about_sharpness))
 
     def noise(self) -> GradientNoise:
         """Gradient noise scale, curvature along the step and D(n), of every layer and of the network; prints itself."""

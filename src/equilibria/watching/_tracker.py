@@ -12,7 +12,7 @@ import pyarrow as pa
 from equilibria._display import Printable
 from equilibria.curvature._tracker import SharpnessMonitor, SharpnessSink
 from equilibria.errors import EquilibriaError
-from equilibria.findings import Finding, counted
+from equilibria.findings import Findings, counted
 from equilibria.objectives._objective import Objective
 from equilibria.optimizers.budget import Every
 from equilibria.records._at_exit import close_at_exit, forget
@@ -158,7 +158,7 @@ class SharpnessTracker:
         """One row per query so far; see `equilibria.records.tables` for the columns."""
         return self._monitor.samples()
 
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> Findings:
         """What the queries mean."""
         return self._monitor.findings()
 

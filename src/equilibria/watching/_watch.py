@@ -17,7 +17,7 @@ from torch import nn
 
 from equilibria._display import Printable
 from equilibria.errors import EquilibriaError, WatchWarning, warn_in_training
-from equilibria.findings import Finding, counted
+from equilibria.findings import Findings, counted, warnings_first
 from equilibria.monitor.monitor import Monitor, Sink
 from equilibria.optimizers.budget import Every
 from equilibria.records import read_record
@@ -117,8 +117,8 @@ def watch(
         except BaseException:
             monitor.close()
             raise
-        # Those that are made after this call are not yet in the metadata at the beginning.
-        recording.add_final_metadata(lambda: {"controllers": monitor.metadata["controllers"]})
+        # Controllers that are made after this call, and skipped steps, are not yet in the metadata at the beginning.
+        recording.add_final_metadata(lambda: {name: monitor.metadata[name] for name in ("controllers", "skipped")})
         monitor.add_sink(recording)
         monitor.diffusion_log.record(partial(recording.append, table=DIFFUSION))
         _record_metrics(monitor, recording)
@@ -269,8 +269,8 @@ class WatchedRun:
                 warn_in_training(f"the samples from before step {end:,} are not shown: {error}", WatchWarning)
         return self._before
 
-    def findings(self) -> tuple[Finding, ...]:
-        """What the samples mean, most serious first; then the findings of a sharpness tracker of the same run."""
+    def findings(self) -> Findings:
+        """What the samples mean, and the queries of a sharpness tracker of the same run, warnings first."""
         return self._diagnosed(self.samples())[1]
 
     def flush(self) -> None:
@@ -381,13 +381,14 @@ class WatchedRun:
             run_card(samples, summaries, findings=findings, metrics=metrics),
         )
 
-    def _diagnosed(self, samples: pa.Table) -> tuple[tuple[LayerSummary, ...], tuple[Finding, ...]]:
+    def _diagnosed(self, samples: pa.Table) -> tuple[tuple[LayerSummary, ...], Findings]:
         """The summaries, and the findings of `findings`: of thousands of layers neither is computed twice."""
         from equilibria.diagnosis import summarise_and_diagnose
 
         summaries, diagnosed = summarise_and_diagnose(samples, metadata=self.metadata, metrics=self.metrics())
         about_sharpness = self._tracker.findings() if self._tracker else ()
-        return summaries, (*self._monitor.findings_about_watching(), *diagnosed, *about_sharpness)
+        about_watching = self._monitor.findings_about_watching()
+        return summaries, warnings_first((*about_watching, *diagnosed, *about_sharpness))
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
         """Write everything as one HTML page that needs no network.

@@ -15,7 +15,7 @@ from tests.helpers.report_helpers import KINDS, layer_names, metadata, run, tabl
 from equilibria.diagnosis import diagnose
 from equilibria.diagnosis.budget import missing_gain
 from equilibria.diagnosis.siblings import kind_of
-from equilibria.diagnosis.summary import summarise
+from equilibria.diagnosis.summary import summarise, summarise_run
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding
 from equilibria.records.tables import SAMPLE_FIELDS
@@ -291,10 +291,7 @@ def test_every_finding_is_shown():
 @pytest.mark.parametrize(("count", "folded"), [(0, 0), (4, 0), (5, 0), (9, 5)])
 def test_many_findings_are_folded(monkeypatch, count, folded):
     findings = tuple(Finding("note", f"subject {i}", f"evidence {i}", f"remedy {i}", "") for i in range(count))
-    monkeypatch.setattr(
-        "equilibria.views.run.page.summarise_and_diagnose",
-        lambda samples, metadata, metrics: (summarise(samples, metadata=metadata), findings),
-    )
+    monkeypatch.setattr("equilibria.views.run.page.diagnose_run", lambda run: (summarise_run(run), findings))
     page = page_of(SAMPLES, metadata=METADATA)
     assert (f"<summary>{folded} more findings</summary>" in page) == (folded > 0)
     assert all(f"Evidence {i}." in words(page) for i in range(count))

@@ -265,7 +265,7 @@ def test_the_footer_says_that_a_tail_is_left_out(printed):
 def test_the_legend_explains_rows_of_many_layers_and_predictions_of_the_same_steps(printed):
     rows = [dataclasses.replace(LAYER, name=f"h.{block}.mlp.weight") for block in range(13)]
     text_of = " ".join(printed(150, rows))
-    assert "h.*: one row for the layers of a kind, with their median angle" in text_of
+    assert "*: one row for the layers of a kind, with their median angle" in text_of
     assert "predicted: for these steps" in text_of and "rad/step now" not in text_of
 
 

@@ -18,12 +18,13 @@ _DECK = (
 )
 _READING = (
     "<strong>Errors</strong> are |forecast ÷ measured - 1| over all layers and remaining samples. Angles are "
-    "compared as the root mean square of 50 samples around; “single steps” compares every sample alone.",
+    "compared as the root mean square of the {} samples around, fewer at the ends; “single steps” compares every "
+    "sample alone.",
     "<strong>In band</strong>: share of single measured samples inside the 90&nbsp;% band; 85 to 95&nbsp;% is good.",
 )
 _GUESSES = (
-    "The <strong>guesses</strong> start from the root mean square of the last 50 samples before the forecast, or from "
-    "the equilibrium of lr and wd, and have no band."
+    "The <strong>guesses</strong> start from the root mean square of up to 50 samples before the forecast, or from the "
+    "equilibrium of lr and wd, and have no band."
 )
 
 
@@ -43,7 +44,7 @@ def backtest_page(test: BackTest, *, title: str | None = None) -> Page:
         "angle_label": text(f"Chart of the angle per step of a layer, measured and forecast. {sentence}"),
         "tables": _tables(test),
         "findings": _verdict(test),
-        "reading": "\n".join(f"<li>{line}</li>" for line in _READING),
+        "reading": "\n".join(f"<li>{line.format(test.rms_samples)}</li>" for line in _READING),
         "assumptions": f"<li>{_GUESSES}</li>",
         "made": "Back-tested",
     }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from equilibria._display import Printable
-from equilibria.findings import Finding, counted
+from equilibria.findings import counted
 from equilibria.forecasting import (
     BackTest,
     Estimate,
@@ -19,15 +19,18 @@ from equilibria.forecasting import (
     Suggestion,
     WhatIf,
 )
-from equilibria.forecasting._backtest import RMS_SAMPLES
 from equilibria.forecasting._forecast import layer_outcome, worst_of
-from equilibria.views._rich import Console, Table, Text, collected_text, marked, text_console
+from equilibria.views._rich import Console, Table, Text, collected_text, columns_table, marked, text_console
+from equilibria.views.findings import print_findings
 from equilibria.views.notebook import EQUILIBRIUM, MEASURED, PREDICTED, Line, card, svg_chart
+from equilibria.views.terminal import fitting
 
 _MOST_ROWS = 40
-_NARROW = 100  # terminal columns below which bands and norms are left out
-_LEFT_OUT = f"bands and norms need {_NARROW} columns"
-_LEGEND = "out: more than 5 % from angle*, the equilibrium; travelled: sum of the angles; all in rad"
+_SPARE = ("last norm", "travelled")  # left out first where the terminal is narrow; bands of the angle stay
+_LEGEND = (
+    "out: more than 5 % from angle*, the equilibrium; travelled: sum of the angles; all in rad; in brackets: the 90 % "
+    "band of single steps"
+)
 
 Rows = Sequence[Sequence[str]]
 
@@ -35,36 +38,32 @@ Rows = Sequence[Sequence[str]]
 def forecast_table(forecast: Forecast) -> Printable:
     """One line per layer, the findings, and the assumptions."""
     outcomes = [layer_outcome("", layer) for layer in forecast.layers]
-
-    def rows(*, wide: bool) -> Rows:
-        return [[_short(outcome.layer), *_cells(outcome, forecast, wide=wide)] for outcome in outcomes]
+    columns = {"layer": [_short(outcome.layer) for outcome in outcomes], **_columns(outcomes, forecast)}
 
     def draw(out: Console) -> None:
-        wide = out.width >= _NARROW
         out.print(Text(_extent(forecast)), end="\n\n")
-        out.print(_table(["layer", *_titles(forecast, wide=wide)], rows(wide=wide)[:_MOST_ROWS]))
+        left_out = _print_fitting({title: cells[:_MOST_ROWS] for title, cells in columns.items()}, out)
         more = f"; {len(outcomes) - _MOST_ROWS:,} more layers are in --json" if len(outcomes) > _MOST_ROWS else ""
-        bands = "in brackets: the 90 % band of single steps" if wide else _LEFT_OUT
-        out.print(Text(f"{_LEGEND}; {bands}{more}", style="dim"))
+        out.print(Text(f"{_LEGEND}{left_out}{more}", style="dim"))
         _print_notes(forecast, out)
 
-    headings = ["layer", *_titles(forecast, wide=True)]
-    return Printable(_rendered(draw), card(_extent(forecast), headings=headings, rows=rows(wide=True)))
+    return Printable(_rendered(draw), _columns_card(_extent(forecast), columns))
 
 
 def what_if_table(result: WhatIf) -> Printable:
     """The scenarios side by side, every layer's last angle under each, and the notes of the first scenario."""
     base, first = next(iter(result.forecasts.items()))
     worst = {name: result.worst(name) for name in result.forecasts}
-
-    def rows(*, wide: bool) -> Rows:
-        return [[name, _short(outcome.layer), *_cells(outcome, first, wide=wide)] for name, outcome in worst.items()]
+    columns = {
+        "scenario": list(worst),
+        "worst layer": [_short(outcome.layer) for outcome in worst.values()],
+        **_columns(list(worst.values()), first),
+    }
 
     def draw(out: Console) -> None:
-        wide = out.width >= _NARROW
         out.print(Text(_extent(first)), end="\n\n")
-        out.print(_table(["scenario", "worst layer", *_titles(first, wide=wide)], rows(wide=wide), left=2))
-        out.print(Text(_LEGEND if wide else f"{_LEGEND}; {_LEFT_OUT}", style="dim"), end="\n\n")
+        left_out = _print_fitting(columns, out)
+        out.print(Text(f"{_LEGEND}{left_out}", style="dim"), end="\n\n")
         by_layer = list(zip(*(result.outcomes(name) for name in result.forecasts), strict=True))[:_MOST_ROWS]
         angles = [[_short(layer[0].layer), *map(_last_angle, layer)] for layer in by_layer]
         out.print(_table(["last angle, rad", *result.forecasts], angles))
@@ -72,8 +71,7 @@ def what_if_table(result: WhatIf) -> Printable:
         out.print(Text(f"Of “{base}”; the page and --json have those of the others:", style="bold"))
         _print_notes(first, out)
 
-    headings = ["scenario", "worst layer", *_titles(first, wide=True)]
-    return Printable(_rendered(draw), card(_extent(first), headings=headings, rows=rows(wide=True)))
+    return Printable(_rendered(draw), _columns_card(_extent(first), columns))
 
 
 def suggestion_table(suggestion: Suggestion, *, unit: int = 1) -> Printable:
@@ -122,9 +120,9 @@ def backtest_table(test: BackTest) -> Printable:
         worst_first = sorted(test.layers, key=lambda layer: _median(layer.angle_error), reverse=True)[:_MOST_ROWS]
         by_layer = [[_short(layer.forecast.name), *_layer_errors(layer)] for layer in worst_first]
         out.print(_table(["layer", "angle", "p90", "norm", "angles in band", "norms in band"], by_layer))
-        compared = f"angles as the rms of {_rms_window(test)}; 1 step: single samples"
+        compared = f"angles as the rms of {_rms_window(test)}, fewer at the ends; 1 step: single samples"
         out.print(Text(f"median of |forecast / measured - 1|, {compared}", style="dim"), end="\n\n")
-        _print_findings(test.findings, out)
+        print_findings(test.findings, out)
         covers = f"{test.angle_coverage:.0%} of the single measured angles and {test.norm_coverage:.0%} of the norms"
         _print_bullets([f"the 90 % bands hold {covers}", *_refused(test.refused)], out)
 
@@ -139,18 +137,20 @@ def _extent(forecast: Forecast) -> str:
     return f"{counted(len(forecast.layers), 'layer')}, {left} from {forecast.first:,} to {forecast.steps - 1:,}"
 
 
-def _titles(forecast: Forecast, *, wide: bool) -> list[str]:
-    unit = "steps" if forecast.steps_per_epoch is None else "epochs"
-    return [f"{unit} out", "last angle", "/ angle*", *(["last norm"] if wide else []), "travelled"]
+def _columns(outcomes: Sequence[LayerOutcome], forecast: Forecast) -> dict[str, list[str]]:
+    """The cells of some outcomes by title."""
+    unit, per = ("steps", 1) if forecast.steps_per_epoch is None else ("epochs", forecast.steps_per_epoch)
+    return {
+        f"{unit} out": [_time(outcome.steps_out.value / per) for outcome in outcomes],
+        "last angle": [_interval(outcome.final_angle) for outcome in outcomes],
+        "/ angle*": ["-" if outcome.final_ratio is None else f"{outcome.final_ratio:.2f}" for outcome in outcomes],
+        "last norm": [_interval(outcome.final_norm) for outcome in outcomes],
+        "travelled": [f"{outcome.integrated_angle.value:.3g}" for outcome in outcomes],
+    }
 
 
-def _cells(outcome: LayerOutcome, forecast: Forecast, *, wide: bool) -> list[str]:
-    steps = outcome.steps_out.value / (forecast.steps_per_epoch or 1)
-    time = "-" if math.isnan(steps) else f"{steps:,.0f}" if steps >= 100 else f"{steps:.3g}"
-    angle = _interval(outcome.final_angle) if wide else f"{outcome.final_angle.value:.3g}"
-    ratio = "-" if outcome.final_ratio is None else f"{outcome.final_ratio:.2f}"
-    norm = [_interval(outcome.final_norm)] if wide else []
-    return [time, angle, ratio, *norm, f"{outcome.integrated_angle.value:.3g}"]
+def _time(steps: float) -> str:
+    return "-" if math.isnan(steps) else f"{steps:,.0f}" if steps >= 100 else f"{steps:.3g}"
 
 
 def _last_angle(outcome: LayerOutcome) -> str:
@@ -183,7 +183,7 @@ def _median(error: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
 def _rms_window(test: BackTest) -> str:
     """The samples, and the steps if they are more, over which root mean squares are compared."""
     gap = int(np.median(np.diff(test.layers[0].forecast.step)))
-    return f"{RMS_SAMPLES} samples" + (f" ({RMS_SAMPLES * gap:,} steps)" if gap > 1 else "")
+    return f"the {test.rms_samples} samples around" + (f" ({test.rms_samples * gap:,} steps)" if gap > 1 else "")
 
 
 def _short(layer: str) -> str:
@@ -207,6 +207,19 @@ def _rendered(draw: Callable[[Console], None]) -> str:
     return collected_text(console)
 
 
+def _print_fitting(columns: Mapping[str, Sequence[str]], out: Console) -> str:
+    """Print the columns that fit; the clause that names those left out, "" if all fit."""
+    kept = fitting(columns, spare=_SPARE, width=out.width)
+    words = ("scenario", "layer", "worst layer")
+    out.print(columns_table(kept, words=words, folded="layer" if "layer" in kept else "worst layer"))
+    missing = [title for title in columns if title not in kept]
+    return f"; {' and '.join(missing)}: in a wider terminal, and in --json" if missing else ""
+
+
+def _columns_card(title: str, columns: Mapping[str, Sequence[str]]) -> str:
+    return card(title, headings=list(columns), rows=[list(row) for row in zip(*columns.values(), strict=True)])
+
+
 def _table(titles: Iterable[str], rows: Rows, *, left: int = 1) -> Table:
     """A table whose first ``left`` columns are words, the others numbers."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
@@ -219,22 +232,14 @@ def _table(titles: Iterable[str], rows: Rows, *, left: int = 1) -> Table:
 
 def _print_notes(forecast: Forecast, out: Console) -> None:
     out.print()
-    _print_findings(forecast.findings, out)
+    print_findings(forecast.findings, out)
     out.print(Text("Assumed", style="bold"))
     _print_bullets(forecast.assumptions, out)
 
 
-def _print_findings(findings: Sequence[Finding], out: Console) -> None:
-    for finding in findings:
-        mark = "!" if finding.severity == "warning" else "-"
-        _print_bullets([f"{finding.subject}: {finding.evidence}"], out, mark=mark)
-        if finding.remedy:
-            _print_bullets([finding.remedy], out, mark=" ")
-
-
-def _print_bullets(sentences: Sequence[str], out: Console, *, mark: str = "-") -> None:
+def _print_bullets(sentences: Sequence[str], out: Console) -> None:
     for sentence in sentences:
-        out.print(marked(mark, sentence))
+        out.print(marked("-", sentence))
 
 
 # ---- notebooks

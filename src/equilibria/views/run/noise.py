@@ -23,7 +23,8 @@ def noise_table(noise: GradientNoise) -> Printable:
 
     columns, notes = _columns(noise), _notes(noise)
     out = text_console()
-    out.print(columns_table(columns, words=("layer",)))
+    if len(columns) > 1:  # otherwise no layer has a number
+        out.print(columns_table(columns, words=("layer",)))
     for note in notes:
         out.print(Text(f"- {note}", style="dim"))
     rows = list(zip(*columns.values(), strict=True))

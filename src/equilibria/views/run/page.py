@@ -9,10 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from equilibria.diagnosis import summarise_and_diagnose
-from equilibria.diagnosis.noise import gradient_noise
+from equilibria.diagnosis import diagnose_run
+from equilibria.diagnosis.noise import noise_of_run
+from equilibria.diagnosis.run import sampled_run
 from equilibria.diagnosis.sharpness import sharpness_findings
-from equilibria.diagnosis.summary import LayerSummary, summarise
+from equilibria.diagnosis.summary import LayerSummary, summarise_run
 from equilibria.findings import Finding, percent
 from equilibria.views.document import Page, finding_card, finding_cards
 from equilibria.views.run.blocks import block_section
@@ -113,11 +114,12 @@ def report_page(
     """
     queries = None if sharpness is None or not sharpness.num_rows else sharpness
     about_sharpness = () if sharpness is None else sharpness_findings(sharpness, metadata=metadata)
+    run = sampled_run(samples, metadata=metadata, metrics=metrics)
     if findings is None:
-        layers, diagnosed = summarise_and_diagnose(samples, metadata=metadata, metrics=metrics)
+        layers, diagnosed = diagnose_run(run)
         findings = (*diagnosed, *about_sharpness)
     else:
-        layers = summarise(samples, metadata=metadata)
+        layers = summarise_run(run)
     headline, deck = headline_and_details(layers, findings)
     if not layers and about_sharpness:
         headline, deck = sentence_case(about_sharpness[-1].subject), full_stop(about_sharpness[-1].evidence)
@@ -143,7 +145,7 @@ def report_page(
         "sharpness": "" if queries is None else sharpness_section(queries, metadata=metadata),
         "blocks": block_section(layers),
         "budget": budget_section(samples, layers, metadata=metadata),
-        "noise": noise_section(gradient_noise(samples, metadata=metadata, metrics=metrics, diffusion=diffusion)),
+        "noise": noise_section(noise_of_run(run, diffusion)),
         "layers": "" if queries is not None and not layers else layer_table(layers, curves=names[:MOST_LAYERS]),
         "without_layers": " hidden" if queries is not None and not layers else "",
     }
@@ -177,7 +179,7 @@ def _settings(
     steps, rows = sampled or (pc.count_distinct(samples["step"]).as_py(), samples.num_rows)
     pairs.append(("length", *_length(first, last, metadata.get("steps_per_epoch"))))
     pairs.append(("layers", f"{len(layers):,}", ""))
-    pairs.append(("sampled", f"{steps:,} steps", f"{rows:,} samples"))
+    pairs.append(("sampled", f"{steps:,} of {last + 1 - first:,} steps", f"{rows:,} samples"))
     return pairs
 
 

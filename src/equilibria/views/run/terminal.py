@@ -52,6 +52,7 @@ def run_table(
         Text as wide as the terminal, with ANSI colours if standard output is one and NO_COLOR is not set.
     """
     from equilibria.views._rich import Text, collected_text, columns_table, marked, text_console
+    from equilibria.views.findings import print_findings
 
     out = text_console()
     if not summaries:
@@ -84,10 +85,7 @@ def run_table(
         out.print(marked("-", note))
     if not findings:
         out.print(marked("-", ": ".join(no_findings(summaries))))
-    for finding in findings:
-        out.print(marked("!" if finding.severity == "warning" else "-", f"{finding.subject}: {finding.evidence}"))
-        if finding.remedy:
-            out.print(marked(" ", finding.remedy))
+    print_findings(findings, out)
     return collected_text(out)
 
 
@@ -271,7 +269,7 @@ def _legend(rows: Sequence[Siblings], columns: Mapping[str, Sequence[str]]) -> s
     labels = [layer.how or "" for row in rows for layer in row.members]
     parts = [
         *(
-            ["h.*: one row for the layers of a kind, with their median angle and smallest..largest values"]
+            ["*: one row for the layers of a kind, with their median angle and smallest..largest values"]
             if "n" in columns
             else []
         ),
