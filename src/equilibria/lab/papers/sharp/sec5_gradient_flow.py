@@ -112,7 +112,7 @@ def _integrate(config: Config) -> Arrays:
     for decay, at in ((0.0, times), (config.weight_decay, shorter)):
 
         def slope(time: float, weights: Array, decay: float = decay) -> Array:
-            return -problem.gradient(weights[None])[0] - decay * weights
+            return np.asarray(-problem.gradient(weights[None])[0] - decay * weights)
 
         path = solve_ivp(slope, (0, at[-1]), problem.initial[0], t_eval=at, rtol=1e-10, atol=1e-13)
         paths.append(path.y / np.linalg.norm(path.y, axis=0))

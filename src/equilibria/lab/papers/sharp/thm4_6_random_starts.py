@@ -97,7 +97,7 @@ def run_task(config: Config, task: Task) -> Arrays:
     path = run["weights"]
     path = problem.coordinates(path.reshape(-1, 3)).reshape(path.shape)
     path /= np.linalg.norm(path, axis=2, keepdims=True)
-    flow = flow_points(config, c_b, eta**2 * run.steps)
+    flow = flow_points(config, c_b, np.asarray(eta**2 * run.steps, np.float64))
     worst = np.linalg.norm(path - flow[:, None], axis=2).max(axis=0)
     return {"worst": worst, "end": np.arctan2(path[-1, :, 1], path[-1, :, 2])}
 

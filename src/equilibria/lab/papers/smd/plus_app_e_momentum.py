@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from equilibria.lab.harness.figures import COLOURS, THEORY, Window, draw_seeds, 
 from equilibria.lab.papers.smd import trainings
 from equilibria.lab.papers.smd.layer_angles import inside, rms_ratio, running_mean
 from equilibria.lab.papers.smd.trainings import Images, ImageTraining, Network, Sgd
+
+if TYPE_CHECKING:
+    from equilibria.lab.training import Measure
 
 _SMALL = Images(size=8)
 
@@ -72,7 +76,8 @@ def run_task(config: Config, task: tuple[float, int]) -> Arrays:
     from equilibria.lab.papers.smd.measures import SpanAngles
 
     momentum, seed = task
-    measures = {"test": trainings.evaluation(trainings.load(config.images)), "far": SpanAngles((config.span,))}
+    evaluation = trainings.evaluation(trainings.load(config.images))
+    measures: dict[str, Measure] = {"test": evaluation, "far": SpanAngles((config.span,))}
     training = replace(config.training(momentum), measures=measures)
     return trainings.run_training(training, seed=seed, columns=("angle", "angle_equilibrium"))
 
