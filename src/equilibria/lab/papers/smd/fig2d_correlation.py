@@ -146,7 +146,8 @@ def draw(config: Config, results: TaskResults) -> Figures:
         draw_seeds(angle, steps[keep], [_median_angle(run, count)[keep] for run in runs], color=COLOURS[1])
         for panel in (ratio, angle):
             panel.axhline(1, color=THEORY, lw=0.9, ls="--")
-            panel.set(xlabel="step", ylim=(0, 1.5))
+            panel.set_xlabel("step")
+            panel.set_ylim(bottom=0)
         letters = "abcdef"[3 * row :]
         label_panel(both, letters[0], f"batch {size}: unit gradient, one layer")
         label_panel(ratio, letters[1], "$\\tilde h$ / $\\|\\tilde g\\|^2$, median layer")
