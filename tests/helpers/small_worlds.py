@@ -7,6 +7,7 @@ import numpy as np
 from equilibria.lab.problems import (
     Completion,
     LogisticToy,
+    NoisyQuadratic,
     RandomWalk,
     RayleighQuotient,
     Regression,
@@ -22,6 +23,7 @@ PROBLEMS = {
     "rayleigh": lambda: RayleighQuotient([0.5, 1.0, 1.5, 4.0]),
     "noisy-rayleigh": lambda: RayleighQuotient.two_level(0.7, 6, noise=0.8),
     "random-walk": lambda: RandomWalk(5, unit_grad_sq=3.0),
+    "noisy-quadratic": lambda: NoisyQuadratic([0.5, 1.0, 4.0], noise=0.8),
     "sphere3d": lambda: Sphere3D(),
     "sphere3d-rotated": lambda: Sphere3D(rotation_seed=4),
     "sphere-valley": lambda: SphereValley(1.0, 8.0, rotation_seed=2),
@@ -31,7 +33,7 @@ PROBLEMS = {
     "regression": lambda: Regression.generate(SEEDS, samples=6, dim=9),
     "completion": lambda: Completion.generate(SEEDS, dim=5, rank=2, observed=13),
 }
-INVARIANT = [name for name in PROBLEMS if name not in ("valley", "logistic-plain")]
+INVARIANT = [name for name in PROBLEMS if name not in ("valley", "logistic-plain", "noisy-quadratic")]
 
 
 def point(problem, seed=0, scale=1.0):

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from scipy.linalg import solve_banded
 
 from equilibria.errors import EquilibriaError
-from equilibria.theory.rayleigh import NoisyRayleigh, norm_sq_at
-from equilibria.theory.rayleigh_curve import exact_risk_curve, risk_curve
+from equilibria.theory.rayleigh import NoisyRayleigh, noisy_quadratic_loss, norm_sq_at
+from equilibria.theory.rayleigh_curve import _Modes, exact_risk_curve, risk_curve
+from equilibria.theory.rayleigh_risk import spectral_gap, stationary_risk
 from equilibria.theory.watson import watson_risk
 
 PARTS = 8
@@ -108,3 +109,71 @@ def test_bad_input():
         exact_risk_curve(model, 10, norm_sq=0.05, lr=[0.1] * 10)
     with pytest.raises(EquilibriaError, match="polynomials"):
         exact_risk_curve(NoisyRayleigh.two_level(1.0, 10, noise=1e-5, lr=0.1, weight_decay=0.01), 10, norm_sq=100.0)
+
+
+# ---- the rate at which the start is forgotten
+
+
+def generator(model: NoisyRayleigh, count: int) -> np.ndarray:
+    """The generator of f on polynomials of degree below ``count``, in the Jacobi basis: dense, not symmetric."""
+    modes = _Modes(model.dim, count)
+    speed = model.lr / model.norm_sq
+    pull = 2 * model.gap * speed
+    diagonal = np.diag(pull * modes.middle - (speed * model.noise) ** 2 * modes.decay)
+    return diagonal + pull * (np.diag(modes.below, 1) + np.diag(modes.above, -1))
+
+
+@pytest.mark.parametrize(("dim", "gap"), [(2, 0.05), (3, 0.1), (10, 0.3), (50, 0.2)])
+def test_the_spectral_gap_is_the_slowest_mode_of_the_moments(dim, gap):
+    """Concentrations of 1 to 20, where the eigenvalues of the matrix that is not symmetric keep their digits."""
+    model = NoisyRayleigh.two_level(gap, dim, noise=1.0, lr=0.1, weight_decay=0.01)
+    rates = np.sort(-np.linalg.eigvals(generator(model, 60)).real)
+    assert abs(rates[0]) < 1e-9 * rates[1]
+    assert spectral_gap(model) == pytest.approx(rates[1], rel=1e-3)
+
+
+def test_random_directions_are_forgotten_at_the_spectral_gap_and_near_ones_twice_as_fast():
+    model = NoisyRayleigh.two_level(1.0, 10, noise=1.0, lr=0.02, weight_decay=0.05)
+    rate, limit = spectral_gap(model), stationary_risk(model).risk
+    first, last = round(4 / rate), round(5 / rate)
+    for risk, expected in ((None, rate), (0.0, 2 * rate)):
+        excess = np.abs(exact_risk_curve(model, last, risk=risk).risk - limit)
+        begin, end = (first, last) if risk is None else (round(1 / rate), round(1.5 / rate))
+        assert np.log(excess[begin] / excess[end]) / (end - begin) == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize(("gap", "leading"), [(1e-7, "turning"), (30.0, "leaving")])
+def test_the_spectral_gap_of_small_and_large_gaps(gap, leading):
+    model = NoisyRayleigh.two_level(gap, 6, noise=1.0, lr=0.01, weight_decay=0.01)
+    turn = model.angular_update
+    expected = {"turning": 6 / 5 * turn**2, "leaving": gap * turn / model.unit_grad_sq**0.5}[leading]
+    assert spectral_gap(model) == pytest.approx(expected, rel=5e-3)
+
+
+def test_a_spectrum_of_three_levels_has_no_spectral_gap_here():
+    with pytest.raises(EquilibriaError, match="expected one"):
+        spectral_gap(NoisyRayleigh([1.0, 2.0, 3.0], noise=1.0, lr=0.1, weight_decay=0.01))
+
+
+# ---- the noisy quadratic model
+
+
+def test_the_quadratic_law_is_the_mean_of_its_steps():
+    spectrum, start, steps = np.array([0.5, 2.0]), np.array([3.0, -1.0]), 40
+    settings = {"noise": 0.7, "lr": 0.2, "weight_decay": 0.3}
+    rng = np.random.default_rng(0)
+    x, means = np.tile(start, (20_000, 1)), []
+    for _ in range(steps):
+        means.append((0.5 * x**2 @ spectrum).mean())
+        x = x - 0.2 * (x * spectrum + 0.7 * rng.standard_normal(x.shape) + 0.3 * x)
+    law = noisy_quadratic_loss(np.arange(steps), spectrum, start=start, **settings)
+    assert means == pytest.approx(law.tolist(), rel=0.03)  # the loss scatters by about its size: four standard errors
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"lr": 1.1}, "expected"), ({"start": [1.0]}, "one number per eigenvalue"), ({"noise": -1.0}, "noise")],
+)
+def test_a_quadratic_that_diverges_or_does_not_fit_raises(changes, words):
+    with pytest.raises(EquilibriaError, match=words):
+        noisy_quadratic_loss(5, [1.0, 2.0], **{"start": [1.0, 1.0], "noise": 1.0, "lr": 0.1, **changes})

@@ -10,7 +10,8 @@ Optimizers and their equilibria
     - `approach`: how fast and how smoothly; `settling`, `adam`: in how many steps; `targets`: equilibria along a
       schedule.
     - `states`: states to start from, and the factors that rescale one into another equilibrium; `transient`: norm and
-      angle step by step; `fluctuation`: their variances, and the share of noise in a gradient.
+      angle step by step; `fluctuation`: their variances, and the share of noise in a gradient; `deviation`: bounds that
+      hold at every step or with a given probability.
     - `moments`, `memory`, `muon`: the recursions and autocorrelations behind these; `angles`: angles over many steps.
     - `correlation`: what measured correlations between steps change, and what they tell; `radial`: weights that are not
       quite scale-invariant; `gain`: why a norm grows or falls, for every weight.
@@ -24,8 +25,8 @@ Weight decay folded into the learning rate
     - `switching`: factors to switch a running training; `norms`: exact identities of squared norms.
 
 The noisy Rayleigh quotient
-    - `rayleigh`: the model and its norm; `rayleigh_risk`: limits and bounds of its risk; `rayleigh_curve`: the whole
-      curve, with and without a closure.
+    - `rayleigh`: the model and its norm, and the noisy quadratic model; `rayleigh_risk`: limits and bounds of its risk,
+      and the rate at which it forgets its start; `rayleigh_curve`: the whole curve, with and without a closure.
     - `watson`: its stationary distributions, Watson's and Bingham's.
 
 Sharpness

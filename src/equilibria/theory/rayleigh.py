@@ -392,3 +392,48 @@ def angle_from_gradient(grad_norm: ArrayLike, norm: ArrayLike, *, lr: ArrayLike,
     tangent = eta * reals("grad_norm", grad_norm, low=0) / (shrink * reals("norm", norm, above=0))
     result: Array = np.arctan(tangent)
     return result
+
+
+@law("nrq", "Remarks 1 and 4, Eqs. 7-8", derived="the second moments of a noisy linear recursion")
+def noisy_quadratic_loss(
+    steps: ArrayLike, spectrum: ArrayLike, *, start: ArrayLike, noise: float, lr: float, weight_decay: float = 0.0
+) -> Array:
+    """Expected loss of the noisy quadratic model: ``L = X'AX/2`` by SGD with gradients ``A X + noise eps``.
+
+    ``E x_i^2 = q^(2t) x_i^2 + lr^2 noise^2 (1 - q^(2t))/(1 - q^2)``, ``q = 1 - lr (a_i + wd)``. As for the Rayleigh
+    quotient a larger learning rate is faster and ends higher, but weight decay changes the floor by a share ``wd/a_i``.
+
+    Args:
+        steps: numbers of steps t.
+        spectrum: eigenvalues ``a_i`` of A, positive.
+        start: ``X_0``, one number per eigenvalue.
+        noise: standard deviation of the gradient noise per coordinate.
+        lr: learning rate, such that every ``|q| < 1``.
+        weight_decay: coupled weight decay.
+
+    Returns:
+        Expected loss after each number of steps.
+
+    Raises:
+        EquilibriaError: a value is out of range, the numbers of entries differ, or the iteration diverges.
+
+    Example:
+        >>> floor = noisy_quadratic_loss(1e9, [1.0, 2.0], start=[1.0, 0.0], noise=1.0, lr=0.1)
+        >>> round(float(floor), 6)  # lr/(4 - 2 lr a_i) for each eigenvalue: 0.1/3.8 + 0.1/3.6
+        0.054094
+    """
+    values, first = reals("spectrum", spectrum, above=0), reals("start", start)
+    if values.ndim != 1 or first.shape != values.shape:
+        raise EquilibriaError(
+            f"got spectrum {values.shape} and start {first.shape}; expected one number per eigenvalue", argument="start"
+        )
+    kept = 1 - positive("lr", lr) * (values + within("weight_decay", weight_decay, low=0))
+    if np.any(np.abs(kept) >= 1):
+        raise EquilibriaError(
+            f"got lr={lr:g} for eigenvalues up to {values.max():g}; expected |1 - lr (a_i + wd)| < 1",
+            argument="lr",
+        )
+    gone = kept ** (2 * reals("steps", steps, low=0)[..., None])
+    squares = gone * first**2 + (lr * within("noise", noise, low=0)) ** 2 * (1 - gone) / (1 - kept**2)
+    result: Array = squares @ values / 2
+    return result

@@ -30,7 +30,7 @@ from equilibria.lab.papers.explr.trainings import (
     runs,
 )
 from equilibria.lab.papers.nrq import fig3_networks
-from equilibria.lab.training import by_layer, chord_angle, train
+from equilibria.lab.training import chord_angle, train
 from equilibria.theory.exponential import constant_schedule, decay_roots
 from equilibria.theory.folding import fold
 from equilibria.theory.texp import texp
@@ -49,42 +49,46 @@ def test_the_cosine_changes_once_per_epoch_and_steps_divide():
     assert [round(setting.factor(steps, t), 12) for t in (2, 3, 6)] == [1.0, 0.1, 0.01]
 
 
-@pytest.mark.parametrize("network", ["resnet", "preresnet", trainings.WHOLE])
-def test_every_weight_declared_invariant_is_invariant(network):
-    """Doubling all of them changes the outputs by what eps does."""
-    images, setting = load_digits(), small(network=network)
+def test_all_parameters_are_invariant_jointly():
+    """Multiplying all of them changes the outputs by what eps does."""
+    images = load_digits()
     torch.manual_seed(0)
-    model, batch = trainings.network(setting, images), images.train_images[:32]
+    model, batch = trainings.network(small(), images), images.train_images[:32]
     before = model(batch)
     with torch.no_grad():
-        for name in trainings.decaying_names(setting, model):
-            model.get_parameter(name).mul_(64.0)
+        for param in model.parameters():
+            param.mul_(64.0)
     assert torch.allclose(model(batch), before, rtol=0, atol=0.01 * float(before.detach().abs().max()))
 
 
-def test_a_whole_preresnet_takes_the_same_steps_with_weight_decay_and_folded():
+def test_runs_with_weight_decay_and_folded_take_the_same_steps():
     """In float32: at step 4 rounding leaves about 1e-3 of an angle."""
-    images, variants = load_digits(), (Variant(DECAY), Variant(FOLDED, FOLDED))
-    setting = small(*variants, network=trainings.WHOLE, steps=5, weight_decay=0.02)
-    decay, folded = (
-        by_layer(train(trainings.recipe(setting, variant, seed=0, images=images)).samples, ["angle"]).columns["angle"]
-        for variant in variants
-    )
-    assert decay.shape == (5, 10)  # stem, two convolutions in each of three blocks, two shortcuts, head
-    np.testing.assert_allclose(folded, decay, rtol=0.01)
+    setting = small(Variant(DECAY), Variant(FOLDED, FOLDED), steps=5, weight_decay=0.02)
+    decay, folded = (trainings.run_task(setting, (place, 0)) for place in (0, 1))
+    assert decay["layer_angle"].shape == (5, 10)  # stem, two convolutions in each of three blocks, two shortcuts, head
+    for name in ("layer_angle", "joint_angle"):
+        np.testing.assert_allclose(folded[name], decay[name], rtol=0.01)
 
 
-def test_all_that_the_resnet_trains_is_invariant_and_one_rounding_is_one_rounding():
+def test_the_joint_angle_is_that_of_all_parameters_as_one_vector():
+    images, variant = load_digits(), Variant(FOLDED, FOLDED)
+    setting = small(variant, steps=4)
+    recipe = trainings.recipe(setting, variant, seed=0, images=images)
+    names = [name for name, _ in trainings.network(setting, images).named_parameters()]
+    ends = [train(replace(recipe, steps=steps)).state["model"] for steps in (3, 4)]
+    before, after = (torch.cat([end[name].flatten() for name in names]) for end in ends)
+    measured = trainings.run_task(setting, (0, 0))["joint_angle"][3, 0]
+    assert measured == pytest.approx(chord_angle(before, after), rel=1e-3)
+
+
+def test_one_rounding_is_one_rounding():
     images, setting = load_digits(), small()
     torch.manual_seed(0)
     plain = trainings._first(setting, Variant(DECAY), images)
     torch.manual_seed(0)
     rounded = trainings._first(setting, Variant(ROUNDED, ROUNDED), images)
-    trained = [name for name, param in plain.named_parameters() if param.requires_grad]
-    assert trained == trainings.invariant_names(setting, plain)
-    for (name, one), other in zip(plain.named_parameters(), rounded.parameters(), strict=True):
-        assert torch.equal(one, other) == (name not in trained)
-        assert torch.allclose(one, other, rtol=2e-7, atol=0)
+    for one, other in zip(plain.parameters(), rounded.parameters(), strict=True):
+        assert not torch.equal(one, other) and torch.allclose(one, other, rtol=2e-7, atol=1e-44)
 
 
 def test_settings_of_every_step_are_the_variants():
@@ -168,7 +172,8 @@ def level(config: Setting, variant: Variant, seed: int, angle, shift) -> dict[st
         **dict.fromkeys(("test_accuracy", "train_accuracy", "loss"), curve),
         "sampled_step": sampled,
         "layer_angle": angles[:, None] * (1 + rng.normal(0, 1e-4, (len(sampled), 5))),
-        "epoch_angle": np.full((len(step), 5), 0.1),
+        "joint_angle": angles[:, None] * (1 + rng.normal(0, 1e-4, (len(sampled), 1))),
+        "epoch_angle": np.full(len(step), 0.1),
     }
 
 
@@ -284,18 +289,14 @@ def stand_in() -> ImageSet:
     return ImageSet(images, labels, images, labels, tuple("abcdefghij"), "random")
 
 
-@pytest.mark.parametrize("name", ["explr-stepdecay", "explr-cosine", "explr-v2", "explr-angle"])
-def test_all_that_the_papers_presets_train_is_invariant_and_decays(name):
+@pytest.mark.parametrize("name", ["explr-constant", "explr-stepdecay", "explr-cosine", "explr-v2", "explr-angle"])
+def test_all_that_the_papers_presets_train_decays(name):
     paper = find([name])[0].config("paper")
     with torch.device("meta"):
         model = trainings.network(paper, stand_in())
-    (group,) = [
-        group
-        for group in trainings._optimizer(paper, model).param_groups
-        if any(param.requires_grad for param in group["params"])
-    ]
-    trained = [param for param in model.parameters() if param.requires_grad]
-    assert len(trained) == len(group["params"]) == 33 and group["weight_decay"] == 5e-4
+    (group,) = trainings._optimizer(paper, model).param_groups
+    assert len(group["params"]) == len(list(model.parameters())) and group["weight_decay"] == 5e-4
+    assert sum(param.dim() > 1 for param in model.parameters()) == 34  # 31 convolutions, two shortcuts, the head
     assert paper.depth == 32 and paper.epoch == EPOCH == 50_000 // paper.batch_size
 
 

@@ -13,10 +13,12 @@ from torch.nn import functional
 from equilibria.errors import EquilibriaError
 from equilibria.lab.data import ImageSet, imagenet
 from equilibria.lab.harness.registry import experiments
+from equilibria.lab.papers.smd import fig2d_correlation as correlation
 from equilibria.lab.papers.smd import fig3_multistage as multistage
 from equilibria.lab.papers.smd import fig7_linear_scaling as linear_scaling
 from equilibria.lab.papers.smd import fig7_linear_scaling as linear_scaling_runs
 from equilibria.lab.papers.smd import fig9_architectures as architectures
+from equilibria.lab.papers.smd import plus_app_e_momentum as momentum
 from equilibria.lab.papers.smd.fig2_fixed_lr import arrivals
 from equilibria.lab.papers.smd.layer_angles import inside, layer_column, running_mean
 from equilibria.lab.papers.smd.measures import GradientNorms, NoiseMeasure, SpanAngles, batch_gradients, convolutions
@@ -239,3 +241,43 @@ def test_where_imagenet_is_missing_or_of_another_form_it_says_what_to_make(tmp_p
     np.save(tmp_path / "imagenet_val_y.npy", np.zeros(7, dtype=np.int16))
     with pytest.raises(EquilibriaError, match=r"labels of \(7,\); expected"):
         imagenet(tmp_path)
+
+
+# ---- momentum, and its correlation with the gradient
+
+
+def momentum_run(config, momentum: float, seed: int, *, loss: float, far: float = 1.0) -> dict[str, np.ndarray]:
+    """A level training at the law's angle, with a little noise."""
+    rng = np.random.default_rng([seed, round(10 * momentum)])
+    sampled, step = np.arange(0, config.steps, config.watch_every), np.arange(0, config.steps + 1, config.span)
+    law = float(config.sgd(momentum).rule.equilibrium().angle)
+    curve = loss + rng.normal(0, 1e-3, len(step))
+    return {
+        "sampled_step": sampled,
+        "angle": law * (1 + rng.normal(0, 1e-3, (len(sampled), 3))),
+        "angle_equilibrium": np.full((len(sampled), 3), law),
+        "step": step,
+        f"angle_{config.span}": far * (1 + rng.normal(0, 1e-3, (len(step), 3))),
+        **dict.fromkeys(("loss", "test_loss", "test_accuracy"), curve),
+    }
+
+
+@pytest.mark.parametrize(("rise", "verdict"), [(0.1, "shown"), (-0.1, "contradicted")])
+def test_a_loss_that_falls_with_momentum_contradicts_the_paper(rise, verdict):
+    config = momentum.EXPERIMENT.config("desk")
+    findings = {
+        name: momentum_run(config, *task, loss=1.0 + rise * task[0]) for name, task in momentum.tasks(config).items()
+    }
+    claims = momentum.collect(config, findings).claims
+    assert [claim.verdict for claim in claims if "angle" in claim.text and "200" not in claim.text] == 5 * ["shown"]
+    assert [claim.verdict for claim in claims if "loss" in claim.text] == 4 * [verdict]
+
+
+def test_the_correlation_is_of_means_over_the_window():
+    sampled = np.arange(8)
+    run = {
+        "sampled_step": sampled,
+        "momentum_unit_grad_sq": np.where(sampled < 4, 100.0, [0, 0, 0, 0, 1.0, -1.0, 3.0, 1.0])[:, None],
+        "unit_grad_sq": np.full((8, 1), 2.0),
+    }
+    assert correlation.with_buffer(run, (4, 8)).tolist() == [0.5]

@@ -14,8 +14,10 @@ from equilibria.lab.harness.results import Result
 # id -> module below `equilibria.lab`, whose EXPERIMENT it is; the order of `equilibria reproduce --list`.
 MODULES = {
     "smd-architectures": "papers.smd.fig9_architectures",
+    "smd-correlation": "papers.smd.fig2d_correlation",
     "smd-fixed-lr": "papers.smd.fig2_fixed_lr",
     "smd-linear-scaling": "papers.smd.fig7_linear_scaling",
+    "smd-momentum": "papers.smd.plus_app_e_momentum",
     "smd-multistage": "papers.smd.fig3_multistage",
     "smd-noise": "papers.smd.plus_fig1_noise",
     "smd-pseudo-overfitting": "papers.smd.plus_app_f_pseudo_overfitting",
@@ -41,8 +43,11 @@ MODULES = {
     "sharp-3d": "papers.sharp.fig3_three_dimensions",
     "sharp-ablations": "papers.sharp.fig13_ablations",
     "sharp-completion": "papers.sharp.fig1_completion",
+    "sharp-coverage": "papers.sharp.thm_c2_coverage",
+    "sharp-gradient-flow": "papers.sharp.sec5_gradient_flow",
     "sharp-hamiltonian": "papers.sharp.fig5_hamiltonian",
     "sharp-pacbayes": "papers.sharp.app_c_pacbayes",
+    "sharp-random-starts": "papers.sharp.thm4_6_random_starts",
     "sharp-regression": "papers.sharp.fig4_regression",
     "sharp-resnet": "papers.sharp.fig8_resnet",
     "sharp-rmsprop": "papers.sharp.cor_b14_rmsprop",

@@ -1,7 +1,8 @@
 """Exact small worlds: losses with their derivatives in closed form, and an engine that trains many of them at once.
 
 Problems
-    - `RayleighQuotient`: the noisy Rayleigh quotient; `RandomWalk`: its noise alone.
+    - `RayleighQuotient`: the noisy Rayleigh quotient; `RandomWalk`: its noise alone; `NoisyQuadratic`: without the
+      normalisation.
     - `Sphere3D`, `SphereValley`: curves of minima on a sphere; `Valley`: one in the plane.
     - `Regression`: linear regression with BatchNorm; `Completion`: matrix completion with BatchNorm.
     - `LogisticToy`: one Gaussian sample per step, with or without normalisation.
@@ -44,7 +45,7 @@ from equilibria.lab.problems._trials import ScalarRMSpropRule
 from equilibria.lab.problems.batch_norm import Completion, Regression
 from equilibria.lab.problems.logistic import LogisticToy
 from equilibria.lab.problems.problem import Problem
-from equilibria.lab.problems.rayleigh import RandomWalk, RayleighQuotient
+from equilibria.lab.problems.rayleigh import NoisyQuadratic, RandomWalk, RayleighQuotient
 from equilibria.lab.problems.recorders import RECORDERS, Moment, Recorder
 from equilibria.lab.problems.simulation import DivergenceError, Simulation, SimulationRun
 from equilibria.lab.problems.state import SimulationState
@@ -56,6 +57,7 @@ __all__ = [
     "DivergenceError",
     "LogisticToy",
     "Moment",
+    "NoisyQuadratic",
     "Problem",
     "RandomWalk",
     "RayleighQuotient",

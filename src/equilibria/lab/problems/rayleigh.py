@@ -1,4 +1,4 @@
-"""The noisy Rayleigh quotient, and the random walk that is left of it without a loss."""
+"""The noisy Rayleigh quotient, the random walk that is left of it without a loss, and the noisy quadratic model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equilibria.errors import EquilibriaError, positive, whole, within
 from equilibria.lab.problems import _loops
 from equilibria.lab.problems.problem import Array, Problem, curvature_of_cosine, lengths, rows_dot, slope_of_cosine
 from equilibria.lab.problems.state import directions
-from equilibria.theory._reals import reals
+from equilibria.theory._reals import positive_reals, reals
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -148,3 +148,70 @@ class RandomWalk(RayleighQuotient):
     def risk(self, weights: Array) -> Array:
         """A random walk has no aim."""
         return Problem.risk(self, weights)
+
+
+@dataclass(frozen=True)
+class NoisyQuadratic(Problem):
+    """``L(w) = w'Aw/2``, A diagonal, with isotropic Gaussian gradient noise: convex, unlike the Rayleigh quotient.
+
+    Not scale-invariant: the loss of one step is ``L(w) + noise e.w``. Its law: `theory.rayleigh.noisy_quadratic_loss`.
+
+    Attributes:
+        spectrum: positive eigenvalues of A.
+        noise: standard deviation of the gradient noise per coordinate.
+
+    Example:
+        >>> NoisyQuadratic([1.0, 2.0]).gradient(np.array([[3.0, 4.0]])).tolist()
+        [[3.0, 8.0]]
+    """
+
+    spectrum: Sequence[float]
+    _: KW_ONLY
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        values = positive_reals("spectrum", self.spectrum)
+        if values.ndim != 1 or not values.size:
+            raise EquilibriaError(f"got spectrum={self.spectrum!r}; expected one or more positive eigenvalues")
+        object.__setattr__(self, "spectrum", tuple(values.tolist()))
+        object.__setattr__(self, "noise", within("noise", self.noise, low=0))
+
+    @property
+    def invariant(self) -> bool:
+        """No."""
+        return False
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """One vector ``w``."""
+        return {"w": (len(self.spectrum),)}
+
+    @property
+    def draws(self) -> int:
+        """One number per coordinate, if there is noise."""
+        return len(self.spectrum) if self.noise else 0
+
+    def value(self, weights: Array, draws: Array | None = None) -> Array:
+        """The loss, and the noise along the weight."""
+        loss: Array = 0.5 * (weights * weights) @ np.array(self.spectrum)
+        return loss if draws is None else loss + self.noise * rows_dot(draws, weights)[:, 0]
+
+    def gradient(self, weights: Array, draws: Array | None = None) -> Array:
+        """``A w`` and the noise."""
+        slope: Array = weights * np.array(self.spectrum)
+        return slope if draws is None else slope + self.noise * draws
+
+    def hvp(self, weights: Array, vectors: Array, *, draws: Array | None = None) -> Array:
+        """``A v``."""
+        curved: Array = vectors * np.array(self.spectrum)
+        return curved
+
+    def risk(self, weights: Array) -> Array:
+        """The loss without noise."""
+        return self.value(weights)
+
+    def torch_loss(self, params: Mapping[str, Tensor], draws: Tensor | None = None) -> Tensor:
+        """The same in torch."""
+        w = params["w"]
+        loss = (w.square() * w.new_tensor(self.spectrum)).sum() / 2
+        return loss if draws is None else loss + self.noise * (draws * w).sum()

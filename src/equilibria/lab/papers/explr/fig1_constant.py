@@ -32,8 +32,7 @@ class Config(Setting):
     """Constant learning rate; the late window is where the norm has settled."""
 
     variants: tuple[Variant, ...] = (Variant(DECAY, DECAY), Variant(FOLDED, FOLDED), Variant(ROUNDED, ROUNDED))
-    seeds: tuple[int, ...] = (20, 21, 22, 23)
-    network: str = "preresnet"
+    seeds: tuple[int, ...] = tuple(range(24, 32))
     steps: int = 1500
     renormalise: bool = False  # the growing numbers themselves
     late: Window = (800, 1500)

@@ -34,6 +34,7 @@ from equilibria.lab.papers.explr.trainings import (
     TEXP_V2,
     Setting,
     Variant,
+    jointly,
     runs_by_name,
     shows,
 )
@@ -103,7 +104,7 @@ class Config(Setting):
 
 def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge the angle at once and later, and the gain in test accuracy from the instant drop."""
-    lines = runs_by_name(config, results)
+    lines = {way: jointly(seed_runs) for way, seed_runs in runs_by_name(config, results).items()}
     claims = [
         claim for drop in (0, 1) for claim in (*_judge_angles(config, drop, lines), *_judge_tests(config, drop, lines))
     ]
@@ -179,7 +180,7 @@ def _judge_tests(config: Config, drop: int, lines: dict[str, list[Arrays]]) -> l
 
 def draw(config: Config, results: TaskResults) -> Figures:
     """Training loss, test accuracy, and the angle over its equilibrium with the theory's."""
-    lines = {LABELS[way]: seed_runs for way, seed_runs in runs_by_name(config, results).items()}
+    lines = {LABELS[way]: jointly(seed_runs) for way, seed_runs in runs_by_name(config, results).items()}
     figure, (loss, test, angle) = panels(1, 3, width=2.7, height=2.4)
     draw_over(loss, lines, "loss")
     draw_over(test, lines, "test_accuracy", factor=100)

@@ -17,6 +17,7 @@ from equilibria.lab.papers.explr.trainings import (
     SMOKE,
     Setting,
     Variant,
+    jointly,
     load,
     run_task,
     runs_by_name,
@@ -76,14 +77,15 @@ class Config(Setting):
 
 
 def _epoch_angle(run: Arrays, window: Window) -> float:
-    """Mean angle per epoch of the median layer over a window, degrees."""
+    """Mean angle per epoch over a window, degrees."""
     inside = (window[0] < run["step"]) & (run["step"] <= window[1])
-    return math.degrees(float(np.median(run["epoch_angle"][inside].mean(axis=0))))
+    return math.degrees(float(run["epoch_angle"][inside].mean()))
 
 
 def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge the fall of the angle at the drop, and its return to the value that lr * wd gives."""
-    variants, lines = variants_by_name(config), runs_by_name(config, results)
+    variants = variants_by_name(config)
+    lines = {name: jointly(runs) for name, runs in runs_by_name(config, results).items()}
     before, late = (
         {name: np.array([_epoch_angle(run, window) for run in runs]) for name, runs in lines.items()}
         for window in (config.before, config.late)
@@ -161,14 +163,14 @@ def draw(config: Config, results: TaskResults) -> Figures:
     variants, lines = variants_by_name(config), runs_by_name(config, results)
     figure, (axis,) = panels(1, 1, width=4.6, height=2.9)
     for colour, name in zip(COLOURS[1::-1] + COLOURS[2:], LABELS, strict=False):
-        curves = [np.degrees(np.median(run["epoch_angle"][1:], axis=1)) for run in lines[name]]
+        curves = [np.degrees(run["epoch_angle"][1:]) for run in lines[name]]
         draw_seeds(axis, lines[name][0]["step"][1:], curves, color=colour, label=LABELS[name])
     for drops in (0, 1):
         axis.axhline(_of_noise(config, variants[FALLS], drops=drops), color=THEORY, lw=0.8, ls="--")
     axis.plot([], [], color=THEORY, lw=0.8, ls="--", label="pure noise, at both products")
     axis.set(xlabel="step", ylabel="degrees per epoch", ylim=(0, None))
     axis.legend(loc="upper right", ncols=2, bbox_to_anchor=(1, 0.93))
-    label_panel(axis, "5", f"angle between weights {config.epoch} steps apart, median layer")
+    label_panel(axis, "5", f"angle between all weights {config.epoch} steps apart")
     return {"figure-5": figure}
 
 

@@ -29,14 +29,8 @@ if TYPE_CHECKING:
 DECAY, ROUNDED, FOLDED, TEXP, TEXP_V2 = "decay", "rounded", "folded", "texp", "texp-v2"
 WAYS = (DECAY, ROUNDED, FOLDED, TEXP, TEXP_V2)
 STEPS, COSINE = "steps", "cosine"
-WHOLE = "whole-preresnet"
-_ALONE = (".conv1.weight", "shortcut.0.weight", "head.weight")
-_INVARIANT = {"preresnet": _ALONE, WHOLE: ("stem.weight", ".conv2.weight", *_ALONE), "resnet": (".conv.weight",)}
-_SHOWN = {  # the one of the paper's fig. 1
-    "preresnet": "blocks.1.conv1.weight",
-    WHOLE: "blocks.1.conv1.weight",
-    "resnet": "blocks.1.first.conv.weight",
-}
+_MATRICES = ("stem.weight", ".conv1.weight", ".conv2.weight", "shortcut.0.weight", "head.weight")
+_SHOWN = "blocks.1.conv1.weight"  # the layer of the paper's fig. 1
 
 
 @dataclass(frozen=True)
@@ -70,23 +64,19 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Network, data and optimizer. At desk scale CIFAR-10 at 8x8 pixels, three blocks, ten times the paper's decay.
+    """Data and optimizer of a PreResNet. At desk scale CIFAR-10 at 8x8 pixels, three blocks, ten times the decay.
 
-    A layer settles in 50 to 100 steps, ten times sooner than in the paper: a thousand steps are about 20 settling
-    times; the paper's first phase has 63.
-    The network "resnet" has fixed scales, shifts and linear layer, as in the paper, so that every trained weight is
-    scale-invariant by itself. In "preresnet" this holds for first convolutions, shortcuts and the linear layer; no
-    other weight decays in any run. In "whole-preresnet", the same network, all parameters decay and are folded as one
-    set that is scale-invariant jointly, as in the theorem; no result uses it yet.
+    It settles in 50 to 100 steps, ten times sooner than in the paper: a thousand steps are about 20 settling times; the
+    paper's first phase has 63. All parameters decay, or are folded, as one set that is scale-invariant jointly: the
+    theorem's setting.
     """
 
     variants: tuple[Variant, ...]
-    seeds: tuple[int, ...] = (20, 21, 22)
-    network: str = "resnet"
+    seeds: tuple[int, ...] = tuple(range(24, 29))
     data: str = "cifar10"
     size: int = 8
     depth: int = 8
-    width: int = 16
+    width: int = 8
     batch_size: int = 128
     flip: bool = True
     crop: int = 0
@@ -101,7 +91,6 @@ class Setting:
     renormalise: bool = True
 
     def __post_init__(self) -> None:
-        one_of("network", self.network, list(_INVARIANT))
         one_of("data", self.data, ["cifar10", "digits"])
 
     def factor(self, variant: Variant, step: int) -> float:
@@ -125,12 +114,8 @@ SMOKE: Mapping[str, Any] = {
 }
 """Settings that all experiments share at the smallest scale."""
 EPOCH = 390  # full batches of 128 among 50,000 images; the paper's 391 include the last batch of 80, dropped here
-PAPER: Mapping[str, Any] = {"size": 32, "depth": 32, "crop": 4, "weight_decay": 5e-4, "epoch": EPOCH}
-"""The paper's settings: depth 32, lr 0.1, weight decay 5e-4, momentum 0.9, batches of 128.
-
-The network is that of the desk scale, a ResNet with fixed scales, shifts and linear layer: as in the paper's
-PreResNet-32 every trained weight is scale-invariant and decays; unlike there, each is invariant by itself.
-"""
+PAPER: Mapping[str, Any] = {"size": 32, "depth": 32, "width": 16, "crop": 4, "weight_decay": 5e-4, "epoch": EPOCH}
+"""The paper's settings: PreResNet-32, lr 0.1, weight decay 5e-4, momentum 0.9, batches of 128."""
 
 
 def key(variant: Variant, seed: int) -> str:
@@ -151,24 +136,48 @@ def load(config: Setting) -> ImageSet:
 
 
 def run_task(config: Setting, task: tuple[int, int]) -> Arrays:
-    """Train once: the curves, and the angle of every scale-invariant layer."""
+    """Train once: the curves, the angle of every matrix, and that of all parameters as one vector."""
     from equilibria.lab.training import by_layer
 
     place, seed = task
     trained = train_in_task(recipe(config, config.variants[place], seed=seed, images=load(config)))
-    layers = by_layer(trained.samples, ["angle"])
-    return {**trained.curves, "layer_angle": layers.columns["angle"], "sampled_step": layers.step}
+    layers = by_layer(trained.samples, ["angle", "norm", "update_norm", "growth"])
+    is_matrix = np.array([name.endswith(_MATRICES) for name in layers.names])
+    return {
+        **trained.curves,
+        "layer_angle": layers.columns["angle"][:, is_matrix],
+        "joint_angle": joint_angle(**{name: layers.columns[name] for name in ("norm", "update_norm", "growth")}),
+        "sampled_step": layers.step,
+    }
+
+
+def joint_angle(
+    norm: NDArray[np.float64], update_norm: NDArray[np.float64], growth: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Angle of a step of all tensors as one vector, from samples by tensors; a column, radians.
+
+    Example:
+        >>> joint_angle(np.array([[3.0, 4.0]]), np.array([[5.0, 0.0]]), np.array([[25 / 9, 0.0]])).round(6).tolist()
+        [[0.785398]]
+    """
+    size, moved = (np.linalg.norm(values, axis=1, keepdims=True) for values in (norm, update_norm))
+    begun = norm > 0  # shifts of BatchNorm begin at 0
+    after_sq = np.where(begun, norm**2 * (1 + np.where(begun, growth, 0.0)), update_norm**2)
+    after = np.sqrt(after_sq.sum(axis=1, keepdims=True))
+    chord_sq = np.maximum(moved**2 - (after - size) ** 2, 0) / (size * after)
+    return np.asarray(2 * np.arcsin(np.sqrt(chord_sq) / 2))
+
+
+def jointly(runs: Sequence[Arrays]) -> list[Arrays]:
+    """The runs with all parameters as one layer, for means over windows and figures."""
+    return [{**run, "layer_angle": run["joint_angle"]} for run in runs]
 
 
 def recipe(config: Setting, variant: Variant, *, seed: int, images: ImageSet) -> Recipe:
     """The recipe of a variant; variants of one seed share their first weights and the order of the data."""
-    import torch
-
     from equilibria.lab.data import Batches
     from equilibria.lab.training import Evaluation, Recipe
 
-    with torch.device("meta"):  # draws nothing
-        names = invariant_names(config, network(config, images))
     return Recipe(
         model=lambda: _first(config, variant, images),
         optimizer=lambda model: _optimizer(config, model),
@@ -179,40 +188,24 @@ def recipe(config: Setting, variant: Variant, *, seed: int, images: ImageSet) ->
         control=_control(config, variant, images),
         measures={
             "sets": Evaluation.of_images(images, statistics=config.statistics, train_images=config.train_images),
-            "layer": ShownLayer(_SHOWN[config.network]),
-            "epoch": EpochAngles(names),
+            "layer": ShownLayer(_SHOWN),
+            "epoch": EpochAngle(),
         },
         measure_every=config.epoch,
         watch_every=config.watch_every,
-        watch_select=names,
+        watch_select=lambda name, tensor: True,
         device=device(),
     )
 
 
 def network(config: Setting, images: ImageSet) -> nn.Module:
-    """The network, with first weights from torch's generator."""
-    from equilibria.lab.nets import BasicBlockResNet, PreActivationResNet
+    """The network, with first weights from torch's generator; all its parameters are scale-invariant jointly."""
+    from equilibria.lab.nets import PreActivationResNet
 
-    shape: dict[str, Any] = {"in_channels": images.train_images.shape[1], "classes": images.classes}
-    if config.network in ("preresnet", WHOLE):
-        return PreActivationResNet(config.depth, config.width, scale_invariant=True, **shape)
-    model = BasicBlockResNet(config.width, ((config.depth - 2) // 6,) * 3, **shape)
-    trained = set(invariant_names(config, model))
-    for name, param in model.named_parameters():
-        param.requires_grad_(name in trained)
-    return model
-
-
-def invariant_names(config: Setting, model: nn.Module) -> list[str]:
-    """Names of the weights that are measured: scale-invariant one by one, in "whole-preresnet" jointly."""
-    return [name for name, _ in model.named_parameters() if name.endswith(_INVARIANT[config.network])]
-
-
-def decaying_names(config: Setting, model: nn.Module) -> list[str]:
-    """Names of the weights that decay, or are folded: the measured ones, in "whole-preresnet" all."""
-    if config.network == WHOLE:
-        return [name for name, _ in model.named_parameters()]
-    return invariant_names(config, model)
+    channels = images.train_images.shape[1]
+    return PreActivationResNet(
+        config.depth, config.width, scale_invariant=True, in_channels=channels, classes=images.classes
+    )
 
 
 def _first(config: Setting, variant: Variant, images: ImageSet) -> nn.Module:
@@ -222,20 +215,14 @@ def _first(config: Setting, variant: Variant, images: ImageSet) -> nn.Module:
     if variant.way == ROUNDED:
         with torch.no_grad():
             for param in model.parameters():
-                if param.requires_grad:
-                    param.copy_(torch.nextafter(param, torch.full_like(param, torch.inf)))
+                param.copy_(torch.nextafter(param, torch.full_like(param, torch.inf)))
     return model
 
 
 def _optimizer(config: Setting, model: nn.Module) -> Optimizer:
     import torch
 
-    from equilibria.lab.training import decay_groups
-
-    groups = decay_groups(
-        model, decaying_names(config, model), lr=config.lr, weight_decay=config.weight_decay, other_lr=config.lr
-    )
-    return torch.optim.SGD(groups, momentum=config.momentum)
+    return torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
 
 
 def _control(
@@ -252,9 +239,8 @@ def _control(
         )
 
     def folded(scheduler: LRScheduler, model: nn.Module) -> LRScheduler:
-        names = decaying_names(config, model)
         options: dict[str, Any] = {
-            "invariant": [names] if config.network == WHOLE else names,
+            "invariant": [[name for name, _ in model.named_parameters()]],
             "example": images.train_images[: config.batch_size].to(device()),
             "renormalise": config.renormalise,
         }
@@ -282,21 +268,22 @@ class ShownLayer:
         return {"norm_sq": float(weight.square().sum()) * taken_out, "lr": lr * taken_out}
 
 
-class EpochAngles:
-    """A `Measure`: the angle by which each layer turned since the previous measurement, radians; NaN the first time."""
+class EpochAngle:
+    """A `Measure`: angle by which all parameters together turned since the last measurement, radians; NaN at first."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = list(names)
-        self._last: list[Tensor] = []
+    def __init__(self) -> None:
+        self._last: Tensor | None = None
 
-    def __call__(self, training: Training) -> dict[str, NDArray[np.float64]]:
+    def __call__(self, training: Training) -> dict[str, float]:
         """See `Measure`."""
+        import torch
+
         from equilibria.lab.training import chord_angle
 
-        weights = [training.model.get_parameter(name).detach().clone() for name in self._names]
-        angles = [chord_angle(*pair) for pair in zip(self._last, weights, strict=True)] if self._last else None
+        weights = torch.cat([param.detach().flatten() for param in training.model.parameters()])
+        angle = math.nan if self._last is None else chord_angle(self._last, weights)
         self._last = weights
-        return {"epoch_angle": np.array(angles) if angles else np.full(len(weights), np.nan)}
+        return {"epoch_angle": angle}
 
     def state_dict(self) -> dict[str, Any]:
         """The weights at the previous measurement."""
@@ -304,7 +291,7 @@ class EpochAngles:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
-        self._last = list(state["last"])
+        self._last = state["last"]
 
 
 # ---- comparing a run with weight decay and one without

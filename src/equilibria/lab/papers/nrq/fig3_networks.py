@@ -180,6 +180,7 @@ _BEGINNING = Source(
     "fig. 3 (i)-(l), section 4",
     corrected="its text says that test accuracy increases quicker with larger first weights; slower is meant",
 )
+_LIMIT = Source("nrq", "section 3.2, fig. 3 (i)-(l)")
 _ANGLE = Source("nrq", "lemma 1, section 4", law="equilibrium.heavy_ball")
 # Root mean square angle; the gradient's norm still changes while the network learns.
 _SETTLED = 0.1
@@ -304,6 +305,7 @@ def _judge_scales(config: Config, runs: Lines) -> list[Claim]:
             0.0, _accuracy_less(adjusted, config.early), absolute=_SAME_ACCURACY, unit=POINTS
         ),
         *_judge_same(config, runs, ADJUSTED, _SCALE),
+        *_judge_same(config, runs, LARGE, _LIMIT),
     ]
 
 

@@ -1,4 +1,4 @@
-"""nrq-stationary: the stationary law of the alignment, and the limiting risk (theorem 2)."""
+"""nrq-stationary: the stationary law of the alignment, the limiting risk, and the way there (theorem 2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outco
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.nrq import rayleigh
 from equilibria.theory.rayleigh import NoisyRayleigh
-from equilibria.theory.rayleigh_risk import stationary_risk
+from equilibria.theory.rayleigh_risk import spectral_gap, stationary_risk
 from equilibria.theory.watson import bingham_moments, watson_cdf, watson_log_density, watson_moments, watson_risk
 
 if TYPE_CHECKING:
@@ -33,8 +33,9 @@ _LIMIT = Source(
     law="watson.watson_risk",
 )
 _MOMENTS = Source("nrq", "theorem 2", law="watson.watson_moments")
+_FORGETTING = Source("nrq", "theorem 2, eq. (27)", law="rayleigh_risk.spectral_gap")
 _ANY = Source("", "beyond nrq theorem 2", law="watson.bingham_moments")
-_SPREAD = "spread"
+_SPREAD, _TAIL = "spread", "tail"
 _CHANCE = 1e-4  # probability that a sample of the law itself exceeds the allowed distance
 _BINS = 60
 
@@ -65,7 +66,11 @@ class TwoLevelCase:
 
 @dataclass(frozen=True)
 class Config:
-    """Independent trials, each measured once after many relaxation times; also one spectrum of many levels."""
+    """Independent trials, each measured once after many relaxation times; also one spectrum of many levels.
+
+    The tail probability P(f < ``level``) of the first case is followed from random directions, over ``tail_window`` in
+    units of the inverse rate.
+    """
 
     cases: tuple[TwoLevelCase, ...] = (
         TwoLevelCase(10, 1.0, 1.0, 1e-3),
@@ -80,6 +85,9 @@ class Config:
     spread_dim: int = 10
     spread_product: float = 2.5e-4
     relaxations: float = 10.0
+    level: float = 0.5
+    tail_window: tuple[float, float] = (2.0, 4.0)
+    tail_trials: int = 40_000
     trials: int = 10_000
     seed: int = 0
 
@@ -91,11 +99,13 @@ class Config:
 
 def tasks(config: Config) -> dict[str, Any]:
     """One task per case, and one for the spectrum of many levels."""
-    return {case.key: case for case in config.cases} | {_SPREAD: None}
+    return {case.key: case for case in config.cases} | {_SPREAD: None, _TAIL: _TAIL}
 
 
-def run_task(config: Config, case: TwoLevelCase | None) -> Arrays:
+def run_task(config: Config, case: TwoLevelCase | str | None) -> Arrays:
     """Simulate independent trials until they have forgotten the start, and measure their directions."""
+    if isinstance(case, str):
+        return _forget(config)
     model = config.spread() if case is None else case.model(config.lr)
     begin = rayleigh.starts(model, config.trials, norm_sq=model.norm_sq, risk=0.0, seed=config.seed)
     slowest = 2 * model.gap * model.angular_update / math.sqrt(model.unit_grad_sq)  # rate of forgetting the start
@@ -105,6 +115,15 @@ def run_task(config: Config, case: TwoLevelCase | None) -> Arrays:
     if case is None:
         return {"squares": squares.mean(0), "scatter": squares.std(0, ddof=1), **_pairs(model, squares)}
     return {"f": squares[:, 0], **_pairs(model, squares)}
+
+
+def _forget(config: Config) -> Arrays:
+    """The share of trials with f below the level, from random directions on."""
+    model = config.cases[0].model(config.lr)
+    begin = rayleigh.starts(model, config.tail_trials, norm_sq=model.norm_sq, seed=config.seed)
+    steps = math.ceil(config.tail_window[1] / spectral_gap(model)) + 1
+    run = rayleigh.simulate(model, begin, steps=steps, record=("risk",), every=max(1, steps // 100), seed=config.seed)
+    return {"step": run.steps, "share": np.mean(run["risk"] > 1 - config.level, axis=1)}
 
 
 def _pairs(model: NoisyRayleigh, squares: np.ndarray) -> dict[str, np.ndarray]:
@@ -126,7 +145,31 @@ def collect(config: Config, results: TaskResults) -> Outcome:
         }
         for case in config.cases
     }
-    return Outcome([*claims, *_judge_spread(config, results[_SPREAD])], {"cases": table})
+    claims = [*claims, _judge_tail(config, results[_TAIL]), *_judge_spread(config, results[_SPREAD])]
+    return Outcome(claims, {"cases": table})
+
+
+def _judge_tail(config: Config, line: Arrays) -> Claim:
+    """Claim that the tail falls at the spectral gap, from the shares of trials in it at both ends of the window."""
+    model = config.cases[0].model(config.lr)
+    rate = spectral_gap(model)
+    rest = float(watson_cdf(config.level, _concentration(config, config.cases[0]), dim=model.dim))
+    first, last = (int(np.argmin(np.abs(line["step"] - end / rate))) for end in config.tail_window)
+    shares = line["share"][[first, last]] - rest
+    measured = math.log(shares[0] / shares[1]) / float(line["step"][last] - line["step"][first])
+    error = math.sqrt(float(np.sum((1 - shares) / (shares * config.tail_trials)))) / np.diff(config.tail_window)[0]
+    return _FORGETTING.says(
+        f"{config.cases[0].label}: the tail P(f < {config.level:g}) falls to its limit at the spectral gap, "
+        f"{config.tail_window[0]:g} to {config.tail_window[1]:g} inverse rates after random directions"
+    ).near(
+        rate,
+        measured,
+        # scatter; the first-order effect of a finite step; and the next mode, of about three times the rate
+        relative=rayleigh.ERRORS * float(error)
+        + model.gap * model.lr / model.norm_sq
+        + math.exp(-2 * config.tail_window[0]),
+        unit="per step",
+    )
 
 
 def _p_value(config: Config, case: TwoLevelCase, f: np.ndarray) -> float:
@@ -282,7 +325,10 @@ EXPERIMENT = Experiment(
     source="nrq thm. 2",
     scales={
         "smoke": Config(
-            cases=(TwoLevelCase(10, 1.0, 1.0, 4e-3), TwoLevelCase(3, 2.0, 1.0, 1e-3)), spread_product=4e-3, trials=2000
+            cases=(TwoLevelCase(10, 1.0, 1.0, 4e-3), TwoLevelCase(3, 2.0, 1.0, 1e-3)),
+            spread_product=4e-3,
+            tail_trials=4000,
+            trials=2000,
         ),
         "desk": Config(),
         "paper": Config(),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from equilibria.errors import EquilibriaError
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, not_demanded, over_seeds
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
-from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, mean_in, panels
 from equilibria.lab.harness.task import train_branches
 from equilibria.lab.papers.smd import trainings
 from equilibria.lab.papers.smd.layer_angles import (
@@ -113,6 +113,7 @@ _BOUND = Source(
     law="settling.minimum_settling_steps",
 )
 _TABLE = Source("smd", "table 1 (ResNet-50 on ImageNet)")
+_NO_DIP = Source("smd+", "fig. 2, Appendix F (ResNet-50 on ImageNet)")
 _POINTS = "points"
 _DROPS = ("first", "second", "third")
 # Ten per cent at each drop for the norm of the unit gradient, which changes as the network fits better while the norms
@@ -201,6 +202,7 @@ def collect(config: Config, results: TaskResults) -> Outcome:
     }
     numbers = {**seeds, **both}
     claims = [*_judge_standard(config, numbers), *_judge_rescaled(config, numbers), _judge_accuracy(config, numbers)]
+    claims.append(_judge_no_dip(config, results))
     return Outcome(demanded_if(config.images.data != "digits", claims), numbers)
 
 
@@ -286,6 +288,19 @@ def _judge_accuracy(config: Config, numbers: Mapping[str, Any]) -> Claim:
         printed=76.27 - 76.25,
     )
     return claim if config.images.data == "imagenet" else not_demanded(claim)
+
+
+def _judge_no_dip(config: Config, results: TaskResults) -> Claim:
+    """Claim that accuracy keeps what the first drop gained while the angle climbs back, as on the paper's ImageNet."""
+    first, last = config.drops[:2]
+    quarter = max((last - first) // 4, config.measure_every)
+    runs = [results[trainings.key(seed)] for seed in config.seeds]
+    windows = ((first + 1, first + quarter), (last - quarter, last))
+    early, late = ([mean_in(run, "test_accuracy", window, prefix=f"{STANDARD}_") for run in runs] for window in windows)
+    return _NO_DIP.says(
+        "No fall of the test accuracy in the second stage, where the network still learns: its last quarter less its "
+        "first, seed by seed"
+    ).at_least(0.0, np.subtract(late, early), unit=_POINTS)
 
 
 # ---- drawing
