@@ -20,16 +20,17 @@ _FIGURE = Source(
     law="exponential.constant_schedule",
 )
 _PAPER_GROWTH, _PAPER_EPOCH = 1.481, 391
-# Allowed relative change of a constant over the window, in which the lr grows by exp(7.4) here. The squared norm of
-# the run with weight decay grows with its gradients: in a trial with another seed by a quarter.
-_CONSTANT = 0.3
 # Of a squared norm of a few thousand weights in equilibrium, mean over a window.
 _SAME_NORM = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Setting):
-    """Constant learning rate; the late window is where the norm has settled."""
+    """Constant learning rate; the late window is where the norm has settled.
+
+    In equilibrium ||w||^2 / lr is constant as far as the unit gradient is: the squared norm goes with the root of its
+    mean square. Nobody has bounded how much it grows in the window, so that the claim has no tolerance.
+    """
 
     variants: tuple[Variant, ...] = (Variant(DECAY, DECAY), Variant(FOLDED, FOLDED), Variant(ROUNDED, ROUNDED))
     seeds: tuple[int, ...] = (20, 21, 22, 23)
@@ -51,9 +52,9 @@ def collect(config: Config, results: TaskResults) -> Outcome:
         _FIGURE.says(
             "Exponential lr: ||w||^2 / lr of the shown layer is constant: end over start of the late window, by the "
             "line through its logarithm"
-        ).near(1.0, [_change(config, run) for run in folded], relative=_CONSTANT),
+        ).equals(1.0, [_change(config, run) for run in folded], ratio=True),
         _FIGURE.says("Exponential lr: ||w||^2 / lr, over the same of the run with weight decay, late window").near(
-            1.0, [_relative_norm(config, *pair) for pair in zip(folded, decay, strict=True)], absolute=_SAME_NORM
+            1.0, [_relative_norm(config, *pair) for pair in zip(folded, decay, strict=True)], relative=_SAME_NORM
         ),
     ]
     numbers = {

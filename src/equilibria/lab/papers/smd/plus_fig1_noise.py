@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, demanded_if, over_seeds
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, diagnostic, identity, over_seeds
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, draw_seeds, label_panel, mark_drops, panels
 from equilibria.lab.papers.smd import trainings
@@ -127,12 +127,16 @@ def _judge(config: Config, seeds: Mapping[str, Sequence[Any]]) -> list[Claim]:
         _SPLIT.says("All stages: the same for the median layer, in the stage where it is largest").at_most(
             _MUCH, [max(layers) for layers in seeds["all_layers"]]
         ),
-        _SDE.says("The noise alone fixes the norm: norm over the one that the variance leads to, end of stage 1").near(
-            1.0, seeds["norm"], relative=_NORM_OFF
+        diagnostic(
+            _SDE.says(
+                "The noise alone fixes the norm: norm over the one that the variance leads to, end of stage 1"
+            ).near(1.0, seeds["norm"], relative=_NORM_OFF)
         ),
-        Source("smd+", "eq. (182)", law="fluctuation.noise_split")
-        .says("Squared mean and variance add up to the mean squared unit gradient of the steps themselves")
-        .near(1.0, seeds["same"], relative=_SAME),
+        identity(
+            Source("smd+", "eq. (182)", law="fluctuation.noise_split")
+            .says("Squared mean and variance add up to the mean squared unit gradient of the steps themselves")
+            .near(1.0, seeds["same"], relative=_SAME)
+        ),
     ]
 
 
