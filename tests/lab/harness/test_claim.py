@@ -143,16 +143,16 @@ def test_a_diagnostic_is_reported_and_neither_counted_nor_failing():
     assert off.verdict == CONTRADICTED and not off.fails
     assert claim_text.verdict_text(off) == "contradicted (diagnostic)"
     assert claim_text.claims_headline([off]) == "0 of 1 diagnostic agrees"
-    assert claim_text.headline({"ours": [off]}) == "no results yet"
+    assert claim_text.shown_counts({"ours": [off]}) == "No results yet"
 
 
-def test_the_headline_has_a_part_per_group():
+def test_the_headline_counts_the_claims_of_each_group():
     near = SOURCE.says("").near(1, 1.05, relative=0.1, interval=(1.02, 1.08))
     good, bad = SOURCE.says("").at_most(1, 0.5), SOURCE.says("").at_most(1, 2)
-    words = claim_text.headline({"papers": [good, near, bad, identity(good)], "ours": [not_demanded(bad)]})
-    assert words == (
-        "papers: 1 of 3 claims shown, 1 within tolerance with the law excluded, 1 contradicted; "
-        "ours: 1 not demanded at its scale (1 contradicted)"
+    groups = {"papers": [good, near, bad, identity(good)], "ours": [not_demanded(bad)], "none": [comparison(good)]}
+    assert claim_text.shown_counts(groups) == "Claims shown: papers 1 of 3; ours 0 of 1"
+    assert claim_text.claims_headline(groups["papers"]) == (
+        "1 of 3 claims shown, 1 within tolerance with the law excluded, 1 contradicted; 1 of 1 identity holds"
     )
 
 

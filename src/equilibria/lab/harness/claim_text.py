@@ -176,39 +176,33 @@ def claims_headline(claims: Sequence[Claim]) -> str:
     """
     if not claims:
         return "no results yet"
-    return "; ".join(filter(None, [_asserted(claims), *(_others(claims, role) for role in _ROLE_WORDS)]))
+    asserted = [claim for claim in claims if claim.role == CLAIM]
+    words = [_verdicts([claim for claim in asserted if claim.demanded])]
+    left = [claim.verdict for claim in asserted if not claim.demanded]
+    if left:
+        more, whose = " more" if any(words) else "", "its" if len(left) == 1 else "their"
+        words.append(f"{len(left)}{more} not demanded at {whose} scale ({_counts(left, VERDICTS)})")
+    return "; ".join(filter(None, [*words, *(_others(claims, role) for role in _ROLE_WORDS)]))
 
 
-def headline(groups: Mapping[str, Sequence[Claim]]) -> str:
-    """The verdicts of several groups of claims in a line, a part per group that has any.
+def shown_counts(groups: Mapping[str, Sequence[Claim]]) -> str:
+    """How many claims of several groups are shown, demanded or not, in a line; groups without claims are left out.
 
     Example:
         >>> from equilibria.lab.harness.claim import Source
         >>> claim = Source("", "ours").says("").at_most(1, 0.5)
-        >>> headline({"papers": [claim, claim], "ours": []})
-        'papers: 2 of 2 claims shown'
+        >>> shown_counts({"papers": [claim, claim], "ours": []})
+        'Claims shown: papers 2 of 2'
     """
-    words = {name: _asserted(claims) for name, claims in groups.items()}
-    return "; ".join(f"{name}: {verdicts}" for name, verdicts in words.items() if verdicts) or "no results yet"
+    counts = {name: verdict_counts(claims) for name, claims in groups.items()}
+    words = [f"{name} {count[1]} of {count[0]}" for name, count in counts.items() if count[0]]
+    return f"Claims shown: {'; '.join(words)}" if words else "No results yet"
 
 
 def verdict_counts(claims: Sequence[Claim]) -> tuple[int, ...]:
     """Number of claims, demanded or not, and how many of them have each of the `VERDICTS`."""
     counts = Counter(claim.verdict for claim in claims if claim.role == CLAIM)
     return counts.total(), *(counts[verdict] for verdict in VERDICTS)
-
-
-def _asserted(claims: Sequence[Claim]) -> str:
-    """The verdicts of the claims proper: those that are demanded, then the others; "" if there are none."""
-    asserted = [claim for claim in claims if claim.role == CLAIM]
-    words = _verdicts([claim for claim in asserted if claim.demanded])
-    left = [claim.verdict for claim in asserted if not claim.demanded]
-    if not left:
-        return words
-    more, whose = " more" if words else "", "its" if len(left) == 1 else "their"
-    return "; ".join(
-        filter(None, [words, f"{len(left)}{more} not demanded at {whose} scale ({_counts(left, VERDICTS)})"])
-    )
 
 
 def _verdicts(claims: Sequence[Claim]) -> str:

@@ -79,24 +79,30 @@ def results_page(folder: ResultsFolder) -> str:
 
 
 def results_headline(results: Sequence[Result]) -> str:
-    """Claims and verdicts of all results in a line: the papers' on exact problems, on networks, and ours."""
+    """How many claims are shown, in a line: the papers' on exact problems, theirs on networks, and ours."""
+    return claim_text.shown_counts(_claims_by_kind(results))
+
+
+def _claims_by_kind(results: Sequence[Result]) -> dict[str, list[Claim]]:
     groups: dict[str, list[Claim]] = {"papers, exact": [], "papers, networks": [], "ours": []}
     for result in results:
         papers = groups["papers, networks" if result.kind == NETWORKS else "papers, exact"]
         for claim in result.claims:
             (papers if claim.source.paper else groups["ours"]).append(claim)
-    words = claim_text.headline(groups)
-    return words[0].upper() + words[1:]
+    return groups
 
 
 def _summary(results: list[Result]) -> str:
-    """A line per experiment; nothing if there are none."""
-    rows = []
+    """A line per kind of claims and per experiment; nothing if there are none."""
+    rows = {f"**{name}**": claims for name, claims in _claims_by_kind(results).items() if claims}
     for result in (result for kind in KINDS for result in results if result.kind == kind):
-        counts = claim_text.verdict_counts(result.claims)
-        rows.append(f"| [{result.id}](#{result.id}) | {' | '.join(str(count or '') for count in counts)} |")
-    head = [f"| experiment | claims | {' | '.join(VERDICTS)} |", "|---" * (2 + len(VERDICTS)) + "|"]
-    return "\n".join([*head, *rows, ""]) if rows else ""
+        rows[f"[{result.id}](#{result.id})"] = list(result.claims)
+    head = [f"| | claims | {' | '.join(VERDICTS)} |", "|---" * (2 + len(VERDICTS)) + "|"]
+    lines = [
+        f"| {name} | {' | '.join(str(count or '') for count in claim_text.verdict_counts(claims))} |"
+        for name, claims in rows.items()
+    ]
+    return "\n".join([*head, *lines, ""]) if lines else ""
 
 
 def _group(folder: ResultsFolder, kind: str, results: list[tuple[ScaleFolder, Result]]) -> str:
