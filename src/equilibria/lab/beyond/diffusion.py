@@ -329,7 +329,9 @@ def _draw_turning(config: Config, results: TaskResults) -> Figure:
         distances = np.array(config.distances(config.main))
         apart = 1 - np.cos(n_step_angles(config.rule(optimizer), int(distances[-1])))
         axis.plot(distances, apart[distances] / (apart[1] * distances), color=THEORY, lw=0.8, ls="--")
-        label_panel(axis, "abcdefghi"[place], f"{NETS[network]}, {OPTIMIZERS[optimizer]}", xscale="log", yscale="log")
+        label_panel(
+            axis, "abcdefghi"[place], f"{NETS[network]}, {OPTIMIZERS[optimizer]}", ylabel="", xscale="log", yscale="log"
+        )
         axis.set_ylim((0.012, 2) if optimizer == SGD else (0.3, 30))
     for axis in axes[-len(OPTIMIZERS) :]:
         axis.set_xlabel("steps n")
@@ -373,7 +375,7 @@ def _draw_identities(config: Config, results: TaskResults) -> Figure:
         axis.set_ylim(len(rows) - 0.5, -0.5)
         names = [f"{NETS[network]}, {OPTIMIZERS[optimizer]}" for network, optimizer in rows]
         axis.set_yticks(range(len(rows)), names if axis is axes[0] else [""] * len(rows))
-        label_panel(axis, letter, title)
+        label_panel(axis, letter, title, ylabel="")
     return figure
 
 
@@ -393,9 +395,9 @@ def _draw_batch(config: Config, results: TaskResults) -> Figure:
         runs = [results[key(network, SGD, seed)] for seed in config.seeds]
         above, below = axes[column], axes[count + column]
         _draw_diffusion(above, config, runs)
-        label_panel(above, "abc"[column], NETS[network], xscale="log", yscale="log", xlabel="images")
+        label_panel(above, "abc"[column], NETS[network], ylabel="", xscale="log", yscale="log", xlabel="images")
         _draw_shares(below, config, runs)
-        label_panel(below, "def"[column], NETS[network], xlabel="batch")
+        label_panel(below, "def"[column], NETS[network], ylabel="", xlabel="batch, images")
         above.set_ylim(1e-6, 4e-5)
         below.set_ylim(5e-3, 2)
     axes[0].set_ylabel("D per image, middle layer")

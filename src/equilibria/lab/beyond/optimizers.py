@@ -356,11 +356,11 @@ def draw(config: Config, results: TaskResults) -> Figures:
     """Norm and angle of all optimizers over theory, and the approach of some of them."""
     figure, (norms, angles, approach) = panels(1, 3, width=2.9, height=3.0)
     _draw_ratios(norms, config, results, key="norm_sq")
-    label_panel(norms, "a", "norm in equilibrium", xlabel="$||w||^2$ / theory")
+    label_panel(norms, "a", "norm in equilibrium", ylabel="", xlabel="$||w||^2$ / theory")
     _draw_ratios(angles, config, results, key="angle")
     angles.set_xlabel("rms angle / theory")
     angles.set_yticklabels([])
-    label_panel(angles, "b", "angle per step")
+    label_panel(angles, "b", "angle per step", ylabel="")
     _draw_approach(approach, config, results)
     label_panel(approach, "c", "approach")
     return {"optimizers": figure}

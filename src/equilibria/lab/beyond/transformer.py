@@ -379,16 +379,16 @@ def draw(config: Config, results: TaskResults) -> Figures:
         bars, scatter = axes[2 * row : 2 * row + 2]
         _draw_table(bars, table)
         _draw_reasons(scatter, table)
-        label_panel(bars, "ac"[row], f"{model}: angle per step / law")
+        label_panel(bars, "ac"[row], model, ylabel="", xlabel="angle per step / law")
         label_panel(scatter, "bd"[row], "and the gradient along the weight")
-    axes[1].legend(loc="upper left")
+    axes[1].legend()
     return {"transformer": figure}
 
 
 def _draw_table(axis: Axes, table: Sequence[WatchedTensor]) -> None:
     for place, tensor in enumerate(table):
         colour = COLOURS[_KINDS.index(tensor.kind)]
-        axis.plot(tensor.ratio, [place] * len(tensor.ratio), "o", color=colour, ms=2.5, alpha=0.7)
+        axis.plot(tensor.ratio, [place] * len(tensor.ratio), "o", color=colour, alpha=0.7)
     axis.axvline(1, color=THEORY, lw=0.8, ls="--")
     axis.set_yticks(range(len(table)), [_short(tensor.name) for tensor in table], fontsize=5.5)
     axis.invert_yaxis()

@@ -103,8 +103,10 @@ def draw(config: Config, results: TaskResults) -> Figures:
     runs = trainings.runs_by_name(config, results)
     folded = runs[FOLDED]
     lines = {"weight decay, constant lr": runs[DECAY], "no weight decay, exponential lr": folded}
-    figure, (accuracy, rate, norm) = panels(1, 3, width=2.5, height=2.3)
+    figure, (accuracy, apart, rate, norm) = panels(2, 2, width=3.0, height=2.2)
     draw_over(accuracy, lines, "test_accuracy", factor=100)
+    others = {"no weight decay, exponential lr": folded, "weight decay, first weights rounded up": runs[ROUNDED]}
+    draw_over(apart, others, "test_accuracy", factor=100, less=runs[DECAY])
     step = folded[0]["step"]
     theory = constant_schedule(config.lr, config.weight_decay, step=np.maximum(step - 1, 0), momentum=config.momentum)
     rate.plot(step, folded[0]["lr"], color=COLOURS[1])
@@ -114,9 +116,17 @@ def draw(config: Config, results: TaskResults) -> Figures:
         norm.plot(step, run["norm_sq"] / run["lr"], color=COLOURS[2], lw=0.7)
     norm.plot([], [], color=COLOURS[1], label=r"$\|w\|^2$")
     norm.plot([], [], color=COLOURS[2], label=r"$\|w\|^2$ / lr")
-    label_panel(accuracy, "a", "both trainings", ylabel="test accuracy, %", legend="lower right")
-    label_panel(rate, "b", "learning rate", yscale="log", xlabel="step", ylabel="lr", legend="upper left")
-    label_panel(norm, "c", "first convolution, second block", yscale="log", xlabel="step", legend="upper left")
+    label_panel(accuracy, "a", "both trainings", ylabel="test accuracy, %", legend=True)
+    label_panel(apart, "a'", "difference from weight decay", ylabel="test accuracy, points", legend=True)
+    label_panel(rate, "b", "learning rate", yscale="log", xlabel="step", ylabel="lr", legend=True)
+    label_panel(
+        norm,
+        "c",
+        "first convolution, second block: squared norm; and over lr",
+        yscale="log",
+        xlabel="step",
+        legend=True,
+    )
     return {"figure-1": figure}
 
 

@@ -180,9 +180,9 @@ def draw(config: Config, results: TaskResults) -> Figures:
     for axis in (loss, test, angle):
         mark_drops(axis, config.variants[0].drops_at)
     angle.plot([], [], color=THEORY, lw=0.8, ls="--", label="theory")
-    label_panel(loss, "a", "training loss", legend="upper right")
+    label_panel(loss, "a", "training loss, nats", legend=True)
     label_panel(test, "b", "test accuracy, %")
-    label_panel(angle, "c", "angle / equilibrium after the drops", yscale="log", xlabel="step", legend="center right")
+    label_panel(angle, "c", "angle / equilibrium", yscale="log", xlabel="step", legend=True)
     return {"figure-3": figure}
 
 

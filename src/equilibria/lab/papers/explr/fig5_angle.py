@@ -179,7 +179,7 @@ def draw(config: Config, results: TaskResults) -> Figures:
         axis.axhline(_of_noise(config, variants[FALLS], drops=drops), color=THEORY, lw=0.8, ls="--")
     axis.plot([], [], color=THEORY, lw=0.8, ls="--", label="pure noise, at both products")
     axis.set(xlabel="step", ylabel="degrees per epoch", ylim=(0, None))
-    axis.legend(loc="upper right", ncols=2, bbox_to_anchor=(1, 0.93))
+    axis.legend()
     label_panel(axis, "5", f"angle between weights {config.epoch} steps apart, median layer")
     return {"figure-5": figure}
 

@@ -320,11 +320,11 @@ def draw(config: Config, results: TaskResults) -> Figures:
         draw_over(accuracy, shown, "test_accuracy", factor=100)
         _draw_angles(angle, config, shown)
         _draw_norms(norm, shown)
-        loss.legend(loc="upper right", fontsize=5.5)
+        loss.legend()
         for axis, letter, text in zip(
             (loss, accuracy, angle, norm),
             letters,
-            ("training loss", "test accuracy, %", "angle per step, rad", "norm, median layer"),
+            ("training loss, nats", "test accuracy, %", "angle per step, rad", "norm, median layer"),
             strict=True,
         ):
             label_panel(axis, letter, text)

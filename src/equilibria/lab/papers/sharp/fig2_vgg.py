@@ -131,9 +131,9 @@ def _draw_whole(config: Config, results: TaskResults) -> Figure:
         full_batch.mark_windows(axis, config)
         if np.isfinite(fitted):
             axis.axvline(fitted, color="grey", lw=0.8, ls=":")
-    full_batch.label_edge(edge, loc="lower left")
+    full_batch.label_edge(edge)
     loss.set_yscale("log")
-    accuracy.legend(loc="lower right")
+    accuracy.legend()
     full_batch.title_panels(accuracy, edge, loss, letters="abc")
     return figure
 
@@ -145,7 +145,6 @@ def _draw_part(config: Config, results: TaskResults, window: tuple[int, int]) ->
     inside, since = descent.within(window), descent.since(window)
     edge.plot(descent.step[inside], descent.sharpness[inside], color=COLOURS[0], label="sharpness")
     edge.plot(descent.step[inside], descent.edge[inside], color=THEORY, lw=0.8, ls="--", label="2 / effective lr")
-    edge.margins(y=0.5)  # room for the legend
     edge.legend()
     loss.plot(descent.step[since], descent.loss[since], color=COLOURS[0])
     gradient.plot(descent.step[inside], np.sqrt(descent.unit_gradient[inside]), color=COLOURS[0])
@@ -153,8 +152,8 @@ def _draw_part(config: Config, results: TaskResults, window: tuple[int, int]) ->
         axis.set_yscale("log")
     for axis in (edge, loss, gradient):
         axis.set_xlabel("steps")
-    label_panel(edge, "a", f"spherical sharpness, seed {config.seeds[0]}")
-    label_panel(loss, "b", "training loss above its minimum")
+    label_panel(edge, "a", f"seed {config.seeds[0]}: spherical sharpness")
+    label_panel(loss, "b", "training loss above its minimum, nats")
     label_panel(gradient, "c", "norm of the unit gradient")
     return figure
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -478,17 +478,17 @@ def draw_curves(axis: Axes, descents: Sequence[Descent], name: str, *, colour: s
     draw_seeds(axis, descents[0].step, [getattr(descent, name) for descent in descents], color=colour, label=label)
 
 
-def label_edge(axis: Axes, *, loc: Literal["lower left", "best"]) -> None:
+def label_edge(axis: Axes) -> None:
     """Add a legend that explains the dashed line."""
     axis.plot([], [], color=THEORY, lw=0.8, ls="--", label="2 / effective lr")
-    axis.legend(loc=loc)
+    axis.legend()
 
 
 def title_panels(accuracy: Axes, edge: Axes, loss: Axes, *, letters: str) -> None:
     """Set the titles of the three panels, in the order of the letters."""
     label_panel(accuracy, letters[0], "test accuracy, %")
     label_panel(edge, letters[1], "spherical sharpness")
-    label_panel(loss, letters[2], "training loss above its minimum")
+    label_panel(loss, letters[2], "training loss above its minimum, nats")
 
 
 def mark_windows(axis: Axes, config: Config) -> None:

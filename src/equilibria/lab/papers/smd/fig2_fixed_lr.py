@@ -199,13 +199,13 @@ def draw(config: Config, results: TaskResults) -> Figures:
         run = results[key(config, place, config.seeds[0])]
         column, row = angles.layer_column(run, config.layer), axes[3 * place : 3 * place + 3]
         angles.draw_unit_gradients(row[0], run, column, average=config.average_samples, momentum=bool(sgd.momentum))
-        row[0].legend(loc="upper left")
+        row[0].legend()
         _draw_norm(row[1], config, place, run, column)
         _draw_angle(row[2], run, column)
         letters = "abcdef"[3 * place :]
         label_panel(row[0], letters[0], f"{sgd.name}: squared unit gradient")
-        label_panel(row[1], letters[1], "norm")
-        label_panel(row[2], letters[2], "angle of a step, rad")
+        label_panel(row[1], letters[1], f"{sgd.name}: norm")
+        label_panel(row[2], letters[2], f"{sgd.name}: angle of a step, rad")
         for panel in row:
             panel.set_xlabel("step")
     return {"fixed-lr": figure}
@@ -216,14 +216,14 @@ def _draw_norm(axes: Axes, config: Config, place: int, run: Arrays, column: int)
     theory = norm_theory(config, place, run)[:, column]
     axes.plot(run["sampled_step"], theory, color=THEORY, ls="--", lw=0.9, label="theory")
     axes.set_ylim(bottom=0)
-    axes.legend(loc="lower right")
+    axes.legend()
 
 
 def _draw_angle(axes: Axes, run: Arrays, column: int) -> None:
     axes.plot(run["sampled_step"], run["angle"][:, column], color=COLOURS[1], lw=0.4, label="measured")
     axes.plot(run["sampled_step"], run["angle_equilibrium"][:, column], color=THEORY, ls="--", label="theory")
-    axes.set_ylim(0, 2.5 * float(np.median(run["angle"][:, column])))
-    axes.legend(loc="upper right")
+    axes.set_ylim(0, 1.05 * float(np.quantile(run["angle"][:, column], 0.999)))
+    axes.legend()
 
 
 _SMOKE = Config(

@@ -318,14 +318,14 @@ def _draw_angles(config: Config, runs: Mapping[str, Arrays]) -> Figure:
         draw_layers(axes, runs[branch], average=10)
         low = float(runs[branch]["angle_equilibrium"].min())
         axes.set(yscale="log", ylim=(low / 20, 6 * float(runs[branch]["angle_equilibrium"].max())))
-        label_panel(axes, letter, f"angles of all layers, {branch}")
-    standard.legend(loc="lower left")
+        label_panel(axes, letter, f"{branch}: angles of all layers, rad")
+    standard.legend()
     for colour, branch in zip(COLOURS, BRANCHES, strict=False):
         chosen = runs[branch]
         norms.plot(
             chosen["sampled_step"], chosen["norm"][:, layer_column(chosen, config.layer)], color=colour, label=branch
         )
-    label_panel(norms, "c", "norm of one layer", xlabel="step", ylim=(0, None), legend="best")
+    label_panel(norms, "c", "one layer: norm", xlabel="step", ylim=(0, None), legend=True)
     return figure
 
 
@@ -335,15 +335,15 @@ def _draw_gradients(config: Config, runs: Mapping[str, Arrays]) -> Figure:
         column = layer_column(runs[branch], config.layer)
         draw_unit_gradients(panel, runs[branch], column, average=_average(config))
         panel.axhline(0, color=THEORY, lw=0.4)
-        label_panel(panel, letter, f"squared unit gradient, {branch}")
-    axes[0].legend(loc="upper left")
+        label_panel(panel, letter, f"{branch}: squared unit gradient")
+    axes[0].legend()
     for colour, branch in zip(COLOURS, BRANCHES, strict=False):
         chosen = runs[branch]
         column = layer_column(chosen, config.layer)
         axes[2].plot(chosen["sampled_step"], chosen["norm"][:, column], color=colour, label=branch)
         theory = _norm_theory(config, chosen, column)
         axes[2].plot(chosen["sampled_step"], theory, color=colour, lw=0.9, ls="--", label=f"{branch}, theory")
-    label_panel(axes[2], "c", "norm and its theory", ylim=(0, None), xlabel="step", legend="best")
+    label_panel(axes[2], "c", "one layer: norm", ylim=(0, None), xlabel="step", legend=True)
     return figure
 
 

@@ -325,11 +325,14 @@ def _draw_pair(axes: Axes, config: Config, results: TaskResults, place: int, fac
         label=f"one step, {factor} times batch and lr",
     )
     rule, scaled = config.rules[place].rule, config.sgd(place, factor).rule
-    for angle in (n_step_angles(rule, factor)[-1], n_step_angles(scaled, 1)[-1]):
+    laws = [float(n_step_angles(rule, factor)[-1]), float(n_step_angles(scaled, 1)[-1])]
+    for angle in laws:
         axes.axhline(angle, color=THEORY, lw=0.8, ls="--")
+    axes.plot([], [], color=THEORY, lw=0.8, ls="--", label="theory, both")
     axes.set(xlabel="thousand images", ylabel="angle, rad")
-    axes.set_ylim(0, 3.5 * float(np.nanmedian(small[f"angle_{factor}"][:, column])))
-    axes.legend(loc="upper right")
+    both = np.concatenate([small[f"angle_{factor}"][there, column], large["angle"][:, column]])
+    axes.set_ylim(0, 1.05 * max(float(np.quantile(both, 0.995)), *laws))
+    axes.legend()
 
 
 def _draw_gradients(config: Config, results: TaskResults) -> Figure:
@@ -345,8 +348,8 @@ def _draw_gradients(config: Config, results: TaskResults) -> Figure:
             )
             panel.plot(runs[0]["step"][there], ratio, "o-", color=COLOURS[place], label=sgd.name)
         panel.axhline(factor**0.5, color=THEORY, lw=0.8, ls="--")
-        panel.set(ylim=(0, 2 * factor**0.5), xlabel=f"steps with {config.batch_size} images")
-        label_panel(panel, letter, f"gradient of {factor * config.batch_size} images / of {config.batch_size}")
+        panel.set(ylim=(0, None), xlabel=f"steps with {config.batch_size} images")
+        label_panel(panel, letter, f"{factor} times the batch: summed gradient / that of {config.batch_size} images")
     axes[0].legend()
     return figure
 

@@ -169,9 +169,9 @@ def draw(config: Config, results: TaskResults) -> Figures:
         run = results[key(config, place, config.seeds[0])]
         draw_layers(panel, run, average=5)
         law = run["angle_equilibrium"]
-        panel.set(yscale="log", ylim=(float(law.min()) / 8, 8 * float(law.max())))
+        panel.set(yscale="log", ylim=(float(law.min()) / 8, 4 * float(law.max())))
         label_panel(panel, letter, f"{config.cases[place].name}: angles, rad")
-    axes[0].legend(loc="lower left")
+    axes[0].legend()
     for panel in axes[len(config.cases) :]:
         panel.set_axis_off()
     return {"architectures": figure}

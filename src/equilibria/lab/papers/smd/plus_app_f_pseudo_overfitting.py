@@ -308,9 +308,9 @@ def draw(config: Config, results: TaskResults) -> Figures:
             axis.set_xlabel("steps after the drop")
         letters = "abcdefghi"[3 * row : 3 * row + 3]
         label_panel(angle, letters[0], f"{rule.name}: angle / equilibrium")
-        label_panel(loss, letters[1], "training loss")
-        label_panel(accuracy, letters[2], "test accuracy, %")
-    axes[0].legend(loc="lower right")
+        label_panel(loss, letters[1], f"{rule.name}: training loss, nats")
+        label_panel(accuracy, letters[2], f"{rule.name}: test accuracy, %")
+    axes[0].legend()
     return {"pseudo-overfitting": figure}
 
 

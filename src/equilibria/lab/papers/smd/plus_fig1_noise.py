@@ -150,12 +150,12 @@ def draw(config: Config, results: TaskResults) -> Figures:
     steps, column = runs[0]["step"], layer_column(runs[0], config.layer)
     for colour, name, label in ((COLOURS[0], "noise_sq", "variance"), (COLOURS[1], "signal_sq", "squared mean")):
         draw_seeds(both, steps, [run[name][:, column] for run in runs], color=colour, label=label)
-    label_panel(both, "a", f"unit gradient of {config.layer.removesuffix('.conv.weight')}", legend="upper left")
+    label_panel(both, "a", f"{config.layer.removesuffix('.conv.weight')}: squared unit gradient", legend=True)
     ratios = np.mean([run["signal_sq"] / run["noise_sq"] for run in runs], axis=0)
     for place in range(ratios.shape[1]):
         ratio.plot(steps, ratios[:, place], color=COLOURS[place % len(COLOURS)], lw=0.7)
     ratio.axhline(0, color=THEORY, lw=0.5)
-    label_panel(ratio, "b", "squared mean / variance, all layers")
+    label_panel(ratio, "b", "all layers: squared mean / variance")
     for axes in (both, ratio):
         axes.set_xlabel("step")
         mark_drops(axes, config.drops)
