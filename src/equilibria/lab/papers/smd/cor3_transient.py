@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
@@ -194,7 +195,7 @@ def _draw_panel(axes: Axes, below: Axes, config: Config, name: str, quantity: st
     means = np.sqrt(np.convolve(walk**2, np.ones(window) / window, mode="valid"))
     every = slice(None, None, max(1, len(means) // 600))
 
-    def law(times: Array) -> Array:
+    def law(times: NDArray[Any]) -> Array:
         return np.asarray(getattr(after_lr_drop(rule, config.drop, steps=times), f"{quantity}_ratio"))
 
     middles = np.arange(len(means))[every] + (window - 1) / 2
