@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, demanded_if
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, diagnostic
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd import trainings
@@ -258,8 +258,10 @@ def _judge(
         _ANGLES.says(f"{text}, by the law for independent gradients").near(
             linear_scaling_ratio(rule, factor), short, relative=_NEAR
         ),
-        _PREDICTED.says(f"{text}, over what the turning of the small steps predicts, seed by seed").near(
-            1.0, over_predicted, relative=_NEAR_MEASURED
+        diagnostic(  # the turning over the small steps is in both
+            _PREDICTED.says(f"{text}, over its prediction from the turning of the small steps, seed by seed").near(
+                1.0, over_predicted, relative=_NEAR_MEASURED
+            )
         ),
         _LONG.says(
             f"{sgd.name}: over {config.long} steps against {many}, where momentum's share is smaller: -ln of the mean "
