@@ -85,6 +85,7 @@ docs-figures: setup  ## draw the figures of the concept pages again
 
 docs-generated: setup  ## write again the pages that come from laws, results and trainings (minutes)
 	$(BIN)/python docs/corrections.py
+	$(BIN)/python docs/paper_items.py
 	$(BIN)/python docs/which_optimizers.py
 	$(BIN)/python docs/transformer.py
 	OMP_NUM_THREADS=1 $(BIN)/python docs/transformer_in_five_minutes.py

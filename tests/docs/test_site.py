@@ -14,6 +14,8 @@ from types import ModuleType
 import pytest
 
 import equilibria
+from equilibria.lab.harness.pages import results_headline
+from equilibria.lab.papers import contents
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -21,6 +23,7 @@ sys.path[:0] = [str(DOCS), str(DOCS / "_ext")]
 
 import check_site  # noqa: E402
 import corrections  # noqa: E402
+import paper_items  # noqa: E402
 import transformer  # noqa: E402
 import which_optimizers  # noqa: E402
 
@@ -127,6 +130,19 @@ def test_the_page_of_optimizers_is_what_the_registry_and_the_benchmark_say_now()
 
 def test_the_page_of_corrections_is_what_the_laws_say_now():
     assert corrections.PAGE.read_text(encoding="utf-8") == corrections.page(), "run `make docs-generated`"
+
+
+@pytest.mark.parametrize("paper", paper_items.PAGES)
+def test_the_pages_of_items_are_what_the_papers_contents_and_results_say_now(paper):
+    file = paper_items.FOLDER / f"{paper_items.PAGES[paper]}.md"
+    assert file.read_text(encoding="utf-8") == paper_items.page(paper), "run `make docs-generated`"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "papers" / "index.md"], ids=["README", "index"])
+def test_counts_of_items_and_verdicts_are_those_of_the_papers_contents_and_results(page):
+    words = " ".join(page.read_text(encoding="utf-8").split())
+    assert f"({contents.counts()})" in words
+    assert results_headline(list(paper_items.results().values())) in words
 
 
 def test_the_page_of_the_transformer_is_what_its_result_says_now():

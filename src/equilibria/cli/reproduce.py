@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from equilibria.lab.harness.runner import RunningShare, Started
     from equilibria.lab.harness.workers import Workers
 
-_MARKS = {"shown": ("✓", "32;1"), "not shown": ("?", "33;1"), "contradicted": ("✗", "31;1")}
+_MARKS = {
+    "shown": ("✓", "32;1"),
+    "within tolerance, law excluded": ("≈", "33;1"),
+    "not shown": ("?", "33;1"),
+    "contradicted": ("✗", "31;1"),
+}
 
 
 @click.command("reproduce", epilog=example("reproduce --list", "reproduce nrq-escape --scale smoke"))
@@ -247,7 +252,8 @@ def _show(reports: list[ExperimentReport], scale: str, results: str) -> None:
 def _show_claim(claim: Claim) -> None:
     from equilibria.lab.harness import claim_text
 
-    sign, colour = _MARKS["not shown" if claim.role == "comparison" and claim.verdict != "shown" else claim.verdict]
+    open_ = claim.role in ("comparison", "diagnostic") and claim.verdict == "contradicted"
+    sign, colour = _MARKS["not shown" if open_ else claim.verdict]
     print(wrap(claim.text, indent=f"    {paint(sign, colour)} ", hang="      "))
     prints = f"; as printed: {claim_text.printed_text(claim)}" if claim.printed is not None else ""
     measured, expected = claim_text.measured_text(claim), claim_text.expected_text(claim)

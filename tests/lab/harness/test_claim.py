@@ -14,11 +14,13 @@ from equilibria.errors import EquilibriaError
 from equilibria.lab.harness import claim_text
 from equilibria.lab.harness.claim import (
     CONTRADICTED,
+    EXCLUDED,
     NOT_SHOWN,
     SHOWN,
     Claim,
     Source,
     comparison,
+    diagnostic,
     identity,
     not_demanded,
 )
@@ -84,10 +86,74 @@ def test_json_gives_the_same_claim(expected, measured, tolerance, wide):
     assert again.as_dict() == claim.as_dict()
 
 
-def test_a_typed_verdict_is_noticed():
+def test_a_typed_verdict_does_not_stand():
     values = SOURCE.says("the bound").at_most(1, 2).as_dict() | {"verdict": SHOWN}
-    with pytest.raises(EquilibriaError, match="got the verdict 'shown' for 'the bound'; expected 'contradicted'"):
-        Claim.from_dict(values)
+    assert Claim.from_dict(values).as_dict()["verdict"] == CONTRADICTED
+
+
+@pytest.mark.parametrize(
+    ("interval", "verdict"),
+    [
+        ((0.95, 1.05), SHOWN),
+        ((1.0, 1.1), SHOWN),
+        ((1.02, 1.08), EXCLUDED),
+        ((0.92, 0.98), EXCLUDED),
+        ((1.05, 1.15), NOT_SHOWN),
+        ((0.8, 1.2), NOT_SHOWN),
+        ((1.12, 1.2), CONTRADICTED),
+    ],
+)
+def test_an_interval_within_the_tolerance_shows_only_the_number_it_contains(interval, verdict):
+    for claim in (
+        SOURCE.says("").near(1, sum(interval) / 2, relative=0.1, interval=interval),
+        SOURCE.says("").near(1, sum(interval) / 2, absolute=0.1, interval=interval),
+    ):
+        assert claim.verdict == verdict
+        assert claim.fails == (verdict in (NOT_SHOWN, CONTRADICTED))
+
+
+@given(
+    middle=st.floats(0.5, 2.0),
+    half=st.floats(1e-6, 0.3),
+    expected=st.floats(0.5, 2.0),
+    tolerance=st.floats(1e-6, 0.5),
+    wider=st.floats(1.0, 4.0),
+)
+def test_a_wider_tolerance_never_shows_an_excluded_law(middle, half, expected, tolerance, wider):
+    verdicts = [
+        SOURCE.says("").near(expected, middle, absolute=room, interval=(middle - half, middle + half)).verdict
+        for room in (tolerance, tolerance * wider)
+    ]
+    contains = middle - half <= expected <= middle + half
+    assert (SHOWN in verdicts) <= contains and (EXCLUDED in verdicts) <= (not contains)
+    assert verdicts[0] not in (SHOWN, EXCLUDED) or verdicts[1] == verdicts[0]
+
+
+def test_without_a_tolerance_the_interval_alone_decides():
+    values = [0.9, 1.0, 1.1]  # 95 % interval 0.75 to 1.25
+    assert SOURCE.says("").equals(1.2, values).verdict == SHOWN
+    assert SOURCE.says("").equals(1.3, values).verdict == CONTRADICTED
+    claim = SOURCE.says("").equals(1.2, values)
+    assert claim_text.expected_text(claim) == "1.2, in the interval"
+    assert Claim.from_dict(json.loads(json.dumps(claim.as_dict()))) == claim
+
+
+def test_a_diagnostic_is_reported_and_neither_counted_nor_failing():
+    off = diagnostic(SOURCE.says("").equals(1.3, [0.9, 1.0, 1.1]))
+    assert off.verdict == CONTRADICTED and not off.fails
+    assert claim_text.verdict_text(off) == "contradicted (diagnostic)"
+    assert claim_text.claims_headline([off]) == "0 of 1 diagnostic agrees"
+    assert claim_text.shown_counts({"ours": [off]}) == "No results yet"
+
+
+def test_the_headline_counts_the_claims_of_each_group():
+    near = SOURCE.says("").near(1, 1.05, relative=0.1, interval=(1.02, 1.08))
+    good, bad = SOURCE.says("").at_most(1, 0.5), SOURCE.says("").at_most(1, 2)
+    groups = {"papers": [good, near, bad, identity(good)], "ours": [not_demanded(bad)], "none": [comparison(good)]}
+    assert claim_text.shown_counts(groups) == "Claims shown: papers 1 of 3; ours 0 of 1"
+    assert claim_text.claims_headline(groups["papers"]) == (
+        "1 of 3 claims shown, 1 within tolerance with the law excluded, 1 contradicted; 1 of 1 identity holds"
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from equilibria.errors import EquilibriaError
 from equilibria.lab.harness import claim_text
-from equilibria.lab.harness.claim import CONTRADICTED, NOT_SHOWN, SHOWN, Claim, Source, mean_interval, not_demanded
+from equilibria.lab.harness.claim import (
+    CONTRADICTED,
+    NOT_SHOWN,
+    SHOWN,
+    Claim,
+    Source,
+    mean_interval,
+    not_demanded,
+    ratio_interval,
+)
 
 SOURCE = Source("smd", "fig. 2")
 
@@ -45,6 +54,29 @@ def test_verdicts(values, verdict):
 def test_near_needs_the_whole_interval():
     assert SOURCE.says("").near(1, [0.99, 1.0, 1.01], relative=0.1).verdict == SHOWN
     assert SOURCE.says("").near(1, [0.9, 1.0, 1.1], absolute=0.1).verdict == NOT_SHOWN
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=3, max_size=9), st.floats(0.1, 10))
+def test_ratios_are_averaged_in_logarithms(values, factor):
+    mean, (low, high) = ratio_interval(values)
+    assert math.log(mean) == pytest.approx(np.mean(np.log(values)), abs=1e-9)
+    other, (left, right) = ratio_interval([factor / value for value in values])  # of the reciprocal, and in other units
+    assert (other, left, right) == pytest.approx((factor / mean, factor / high, factor / low), rel=1e-9)
+
+
+def test_which_comparisons_take_logarithms():
+    values, statement = [1.0, 2.0, 4.0], SOURCE.says("")
+    assert statement.near(2, values, relative=0.1).measured == pytest.approx(2)
+    assert statement.near(2, values, absolute=0.1).measured == pytest.approx(7 / 3)
+    assert statement.at_least(1, values).measured == pytest.approx(7 / 3)
+    assert statement.at_least(1, values, ratio=True).measured == pytest.approx(2)
+    assert statement.equals(2, values, ratio=True).interval == ratio_interval(values)[1]
+    assert statement.at_least(1, values).values == tuple(values)
+
+
+def test_a_ratio_without_a_logarithm_contradicts():
+    claim = SOURCE.says("").near(1, [1.0, -0.1, 1.2], relative=9)
+    assert claim.verdict == CONTRADICTED and claim.interval is None
 
 
 def test_doubt_is_no_failure_and_contradiction_is():

@@ -10,7 +10,7 @@ import torch
 
 from equilibria.lab.data import ImageSet, load_digits
 from equilibria.lab.harness import find
-from equilibria.lab.harness.claim import CONTRADICTED, IDENTITY, SHOWN
+from equilibria.lab.harness.claim import CONTRADICTED, EXCLUDED, IDENTITY, SHOWN
 from equilibria.lab.harness.figures import mean_in, rms_angle
 from equilibria.lab.papers.explr import trainings
 from equilibria.lab.papers.explr.fig2_stepdecay import across, across_key
@@ -166,7 +166,8 @@ def level(config: Setting, variant: Variant, seed: int, angle, shift) -> dict[st
     step, sampled = np.arange(0.0, config.steps + 1, config.epoch), np.arange(0, config.steps, config.watch_every)
     rng = np.random.default_rng([seed, config.variants.index(variant)])
     curve = 0.6 + shift(variant) + rng.normal(0, 1e-3, step.shape)
-    angles = np.array([angle(variant, int(t)) for t in sampled])
+    apart = 1 + 0.02 * (seed - np.mean(config.seeds))  # the same for all variants of a seed, and 1 in the mean
+    angles = np.array([apart * angle(variant, int(t)) for t in sampled])
     return {
         "step": step,
         **dict.fromkeys(("test_accuracy", "train_accuracy", "loss"), curve),
@@ -181,15 +182,17 @@ def verdicts(name: str, config, findings, containing: str) -> list[str]:
     return [claim.verdict for claim in find([name])[0].collect(config, findings).claims if containing in claim.text]
 
 
-@pytest.mark.parametrize(("apart", "verdict"), [(0.0, SHOWN), (0.05, CONTRADICTED)])
-def test_curves_that_are_apart_do_not_coincide(apart, verdict):
+@pytest.mark.parametrize(("apart", "allowed"), [(0.0, {SHOWN, EXCLUDED}), (0.05, {CONTRADICTED})])
+def test_curves_that_are_apart_do_not_coincide(apart, allowed):
     config, findings = planted(
         "explr-stepdecay",
         angle=lambda variant, step: 1e-2 * (1 + apart * (variant.name == FOLDED)),
         shift=lambda variant: apart * (variant.name == FOLDED),
     )
     claims = verdicts("explr-stepdecay", config, findings, "Folded")
-    assert len(claims) == 5 and set(claims) == {verdict}
+    (by_chance,) = verdicts("explr-stepdecay", config, findings, "Folded: no farther apart than chance")
+    assert len(claims) == 5 and set(claims) <= allowed | {by_chance}
+    assert (by_chance == CONTRADICTED) == (apart > 0)  # of three seeds of noise the interval is wide
 
 
 @pytest.mark.parametrize(("wrong", "same", "another"), [(TEXP, SHOWN, SHOWN), (FOLDED, CONTRADICTED, CONTRADICTED)])
@@ -257,7 +260,7 @@ def test_angles_after_drops_are_judged_by_the_law(factor, verdict):
         return factor * courses[variant.name][step]
 
     config, findings = planted("explr-v2", angle=angle)
-    assert verdicts("explr-v2", config, findings, "angle of T-EXP") == 7 * [verdict]
+    assert verdicts("explr-v2", config, findings, "angle of T-EXP") == 8 * [verdict]
     assert verdicts("explr-v2", config, findings, "0.80 and 1.03 of equilibrium by the law: equally good") == [SHOWN]
 
 
@@ -280,7 +283,21 @@ def test_the_fall_at_a_drop_is_judged_by_the_law(lag, verdict):
         return 1e-2 * lag * fall[variant.name]
 
     config, findings = planted("explr-angle", angle=angle)
+    for place, run in enumerate(findings.values()):  # seeds differ by some per cent after the drop
+        after = (run["sampled_step"] >= 1000) & (run["sampled_step"] < 1100)
+        run["layer_angle"] = run["layer_angle"] * np.where(after, 1 + 0.05 * (place % 3 - 1), 1.0)[:, None]
     assert verdicts("explr-angle", config, findings, "in the first epoch after the drop") == 2 * [verdict]
+
+
+def test_the_angle_of_an_epoch_is_judged_by_the_law_for_independent_gradients():
+    config, findings = planted("explr-angle")
+    assert verdicts("explr-angle", config, findings, "law for independent gradients") == 4 * [CONTRADICTED]
+    degrees = find(["explr-angle"])[0].collect(config, findings).numbers["of_pure_noise"]
+    for name, run in findings.items():
+        before, late = np.radians(degrees[name.rsplit("-", 1)[0]])
+        apart = 1 + 0.01 * (int(name.rsplit("-", 1)[1]) - np.mean(config.seeds))
+        run["epoch_angle"] = apart * np.where(run["step"] <= 1000, before, late)[:, None] * np.ones((1, 5))
+    assert verdicts("explr-angle", config, findings, "law for independent gradients") == 4 * [SHOWN]
 
 
 def stand_in() -> ImageSet:

@@ -318,9 +318,9 @@ def _draw(axes: Axes, arrays: Arrays, test: BackTest) -> None:
     own, known = layer.forecast, arrays["step"] < test.start
     names = [entry["name"] for entry in PackedRun(arrays).metadata["params"]]
     before = arrays["angle"][known, names.index(own.name)]
-    axes.plot(arrays["step"][known], before, ",", color="#8a9199")
-    axes.plot(own.step, layer.angle, ",", color=COLOURS[0])
-    axes.plot([], [], ".", color=COLOURS[0], label="measured")
+    axes.plot(arrays["step"][known], before, "o", ms=1.2, mew=0, color="#8a9199")
+    axes.plot(own.step, layer.angle, "o", ms=1.2, mew=0, color=COLOURS[0])
+    axes.plot([], [], "o", color=COLOURS[0], label="measured")
     axes.fill_between(own.step, own.angle.low, own.angle.high, color=COLOURS[1], alpha=0.25, lw=0)
     axes.plot(own.step, own.angle.value, color=COLOURS[1], label="forecast")
     axes.plot(own.step, own.angle_equilibrium, color=THEORY, ls="--", lw=0.8, label="equilibrium")

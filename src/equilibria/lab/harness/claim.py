@@ -20,10 +20,12 @@ from equilibria.theory.citations import PAPERS
 T = TypeVar("T")
 Values = Sequence[float] | NDArray[np.float64]
 
-SHOWN, NOT_SHOWN, CONTRADICTED = "shown", "not shown", "contradicted"
-KINDS = ("relative", "absolute", "at most", "at least", "rounding", "order", "among")
-CLAIM, IDENTITY, COMPARISON = "claim", "identity", "comparison"
-ROLES = (CLAIM, IDENTITY, COMPARISON)
+SHOWN, EXCLUDED, NOT_SHOWN, CONTRADICTED = "shown", "within tolerance, law excluded", "not shown", "contradicted"
+VERDICTS = (SHOWN, EXCLUDED, NOT_SHOWN, CONTRADICTED)
+KINDS = ("relative", "absolute", "interval", "at most", "at least", "rounding", "order", "among")
+_CONTAINED = ("interval", "among")  # judged by whether the interval contains the expected number, without a band
+CLAIM, IDENTITY, DIAGNOSTIC, COMPARISON = "claim", "identity", "diagnostic", "comparison"
+ROLES = (CLAIM, IDENTITY, DIAGNOSTIC, COMPARISON)
 FEWEST_SEEDS = 3
 _CONFIDENCE = 0.95
 _EPSILON = float(np.finfo(np.float64).eps)
@@ -73,15 +75,19 @@ class Claim:
         kind: how measured and expected are compared, one of `KINDS`.
         expected: the number of the paper or of the theory; the bound, for "at most" and "at least".
         measured: our number.
-        tolerance: largest deviation that agrees: a share of expected if kind is "relative", else in units of expected.
+        tolerance: largest deviation that agrees: a share of expected if kind is "relative", else in units of expected;
+            0 where there is no band ("interval", "among") and for bounds.
         unit: of all these numbers; "" for pure ones.
         interval: ends of the confidence interval of the measured number; None if it has no scatter.
         printed: the number in the paper if it differs from expected, because it is wrong or was measured on another
             network; None if it is the same or the paper prints none.
         demanded: False if this scale is too small to show the claim: the verdict is reported but fails nothing.
         seeds: number of trainings that the measured mean is over; 0 if it is not a mean over seeds.
-        role: "claim"; "identity" if algebra or the settings alone decide it, so that it checks the code; "comparison"
-            if the paper's number is given for the reader and fails nothing. Only claims are counted as claims.
+        role: "claim"; "identity" if algebra or the settings alone decide it, so that it checks the code; "diagnostic"
+            if the measurement is divided by another one of the same steps, so that it says where a deviation comes
+            from; "comparison" if the paper's number is given for the reader. The last two fail nothing. Only claims
+            are counted as claims.
+        values: the number of every training; empty if the measured number is not a mean over seeds.
     """
 
     text: str
@@ -96,6 +102,7 @@ class Claim:
     demanded: bool = True
     seeds: int = 0
     role: str = CLAIM
+    values: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         one_of("kind", self.kind, KINDS)
@@ -110,47 +117,57 @@ class Claim:
         """The smallest and the largest number that agree with the claim."""
         room = self.tolerance * (abs(self.expected) if self.kind == "relative" else 1)
         low, high = self.expected - room, self.expected + room
+        if self.kind == "interval":
+            return -math.inf, math.inf
         return -math.inf if self.kind == "at most" else low, math.inf if self.kind == "at least" else high
 
     @property
     def verdict(self) -> str:
-        """Shown if the whole interval agrees, contradicted if none of it does, else not shown.
+        """The verdict that follows from expected, measured, tolerance and interval.
 
-        A measurement that is not finite contradicts every claim.
+        - "shown": the whole interval lies in the tolerance and, for an expected number, contains that number.
+        - "within tolerance, law excluded": it lies in the tolerance and does not contain the number.
+        - "not shown": it lies partly in the tolerance.
+        - "contradicted": it lies outside. A measurement that is not finite contradicts every claim.
+
+        A number without scatter is its own interval, and is shown wherever it lies in the tolerance, which is then an
+        error analysis of the number. Without a tolerance the interval alone decides: "shown" if it contains the number,
+        "contradicted" if not.
         """
         if not math.isfinite(self.measured):
             return CONTRADICTED
-        if self.kind == "among":  # is the single number of the paper in the interval of our next draw?
-            low, high = self.interval or (self.measured, self.measured)
-            return SHOWN if low <= self.expected <= high else CONTRADICTED
-        low, high = self.allowed
         left, right = self.interval or (self.measured, self.measured)
+        contains = left <= self.expected <= right
+        if self.kind in _CONTAINED:
+            return SHOWN if contains else CONTRADICTED
+        low, high = self.allowed
         if low <= left and right <= high:
-            return SHOWN
+            two_sided = self.interval is not None and math.isfinite(low) and math.isfinite(high)
+            return EXCLUDED if two_sided and not contains else SHOWN
         return CONTRADICTED if right < low or left > high else NOT_SHOWN
 
     @property
     def fails(self) -> bool:
-        """Whether this scale should have shown the claim and did not.
+        """Whether this scale should have agreed with the claim within its tolerance and did not.
 
         A mean over trainings whose interval overlaps the bound does not fail: more seeds or a larger scale would
         decide. An exact computation that scatters too much does fail.
         """
         undecided = self.seeds > 0 and self.verdict == NOT_SHOWN
-        return self.demanded and self.role != COMPARISON and self.verdict != SHOWN and not undecided
+        agrees = self.verdict in (SHOWN, EXCLUDED)
+        return self.demanded and self.role in (CLAIM, IDENTITY) and not agrees and not undecided
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, including the verdict; a measurement that is not finite becomes null."""
-        measured = self.measured if math.isfinite(self.measured) else None
-        return {**asdict(self), "measured": measured, "verdict": self.verdict}
+        measured, *values = (number if math.isfinite(number) else None for number in (self.measured, *self.values))
+        return {**asdict(self), "measured": measured, "values": values, "verdict": self.verdict}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Claim:
-        """The claim that `as_dict` was called on.
+        """The claim that `as_dict` was called on; its verdict follows from its numbers, whatever the file says.
 
         Raises:
-            EquilibriaError: if a value has another type than `as_dict` gives it, or the verdict does not follow from
-                the numbers (it was edited by hand).
+            EquilibriaError: if a value has another type than `as_dict` gives it.
         """
         fields = {name: value for name, value in of_type("a claim", values, dict).items() if name != "verdict"}
         source = of_type("source", fields["source"], dict)
@@ -163,12 +180,9 @@ class Claim:
         of_type("seeds", fields.get("seeds", 0), int)
         fields["measured"] = math.nan if fields["measured"] is None else fields["measured"]
         fields["interval"] = None if fields["interval"] is None else _pair(fields["interval"])
-        claim = cls(**fields)
-        if claim.verdict != values["verdict"]:
-            raise EquilibriaError(
-                f"got the verdict {values['verdict']!r} for {claim.text!r}; expected {claim.verdict!r}, by its numbers"
-            )
-        return claim
+        seeds = of_type("values", fields.get("values", []), list)
+        fields["values"] = tuple(math.nan if value is None else number("values", value) for value in seeds)
+        return cls(**fields)
 
 
 def of_type(name: str, value: Any, *types: type) -> Any:
@@ -188,8 +202,10 @@ class Statement:
     """A sentence of a source, to be compared with a measurement by one of the methods: each returns the claim.
 
     ``measured`` is a number, or the numbers of at least three trainings with different seeds: their mean is then
-    compared, with its whole confidence interval. In every method ``unit``, ``interval`` and ``printed`` are those of
-    `Claim`; a mean over seeds has an interval of its own.
+    compared, with its whole confidence interval. Ratios and other positive quantities are averaged in logarithms, as
+    soon as the tolerance is relative or with ``ratio=True``; differences of trainings that share a seed are given seed
+    by seed. In every method ``unit``, ``interval`` and ``printed`` are those of `Claim`; a mean over seeds has an
+    interval of its own.
 
     Attributes:
         text: the sentence.
@@ -225,16 +241,39 @@ class Statement:
         if (relative is None) == (absolute is None):
             raise EquilibriaError(f"got relative={relative}, absolute={absolute}; expected one of the two")
         if relative is not None:
-            return self._claim("relative", expected, measured, relative, **details)
+            return self._claim("relative", expected, measured, relative, ratio=True, **details)
         return self._claim("absolute", expected, measured, absolute or 0.0, **details)
 
-    def at_most(self, bound: float, measured: float | Values, **details: Unpack[_Details]) -> Claim:
-        """Claim that a measurement does not exceed the bound."""
-        return self._claim("at most", bound, measured, 0.0, **details)
+    def equals(self, expected: float, measured: Values, *, ratio: bool = False, **details: Unpack[_Details]) -> Claim:
+        """Claim that the mean over seeds is the expected number: its confidence interval contains it.
 
-    def at_least(self, bound: float, measured: float | Values, **details: Unpack[_Details]) -> Claim:
-        """Claim that a measurement reaches the bound."""
-        return self._claim("at least", bound, measured, 0.0, **details)
+        For laws whose error on a network nobody has bounded. The more the seeds scatter, the easier it is shown: the
+        interval says how much that is worth.
+
+        Args:
+            expected: the law's number.
+            measured: one number per seed.
+            ratio: whether the numbers are ratios, to be averaged in logarithms.
+            details: of `Claim`.
+
+        Example:
+            >>> lag = Source("smd", "fig. 3").says("angle over equilibrium")
+            >>> lag.equals(0.32, [0.31, 0.32, 0.34]).verdict, lag.equals(0.32, [0.35, 0.36, 0.37]).verdict
+            ('shown', 'contradicted')
+        """
+        return self._claim("interval", expected, measured, 0.0, ratio=ratio, **details)
+
+    def at_most(
+        self, bound: float, measured: float | Values, *, ratio: bool = False, **details: Unpack[_Details]
+    ) -> Claim:
+        """Claim that a measurement does not exceed the bound; ``ratio``: average the seeds in logarithms."""
+        return self._claim("at most", bound, measured, 0.0, ratio=ratio, **details)
+
+    def at_least(
+        self, bound: float, measured: float | Values, *, ratio: bool = False, **details: Unpack[_Details]
+    ) -> Claim:
+        """Claim that a measurement reaches the bound; ``ratio``: average the seeds in logarithms."""
+        return self._claim("at least", bound, measured, 0.0, ratio=ratio, **details)
 
     def to_rounding(self, error: float, *, operations: float) -> Claim:
         """Claim that a relative error is at most the rounding of this number of float64 operations.
@@ -290,16 +329,23 @@ class Statement:
         return comparison(Claim(text, self.source, "among", float(printed), math.exp(mean), 0.0, unit, ends))
 
     def _claim(
-        self, kind: str, expected: float, measured: float | Values, tolerance: float, **details: Unpack[_Details]
+        self,
+        kind: str,
+        expected: float,
+        measured: float | Values,
+        tolerance: float,
+        *,
+        ratio: bool = False,
+        **details: Unpack[_Details],
     ) -> Claim:
-        seeds = 0
+        values: tuple[float, ...] = ()
         if np.ndim(measured) > 0:
-            seeds = len(cast("Values", measured))
-            measured, ends = mean_interval(cast("Values", measured))
+            values = tuple(float(value) for value in cast("Values", measured))
+            measured, ends = ratio_interval(values) if ratio else mean_interval(values)
             # If a training diverged there is no interval, and the mean contradicts every claim.
             details["interval"] = ends if np.isfinite(ends).all() else None
-        value = float(cast("float", measured))
-        return Claim(self.text, self.source, kind, float(expected), value, float(tolerance), **details, seeds=seeds)
+        numbers = float(expected), float(cast("float", measured)), float(tolerance)
+        return Claim(self.text, self.source, kind, *numbers, **details, seeds=len(values), values=values)
 
 
 def not_demanded(claim: Claim) -> Claim:
@@ -315,6 +361,11 @@ def demanded_if(shows: bool, claims: Iterable[Claim]) -> list[Claim]:
 def identity(claim: Claim) -> Claim:
     """The same sentence as an identity, true by algebra or by the settings: checked, not counted as a claim."""
     return replace(claim, role=IDENTITY)
+
+
+def diagnostic(claim: Claim) -> Claim:
+    """The same sentence as a diagnostic, divided by a measurement of the same steps: reported, fails nothing."""
+    return replace(claim, role=DIAGNOSTIC)
 
 
 def comparison(claim: Claim) -> Claim:
@@ -359,3 +410,22 @@ def mean_interval(values: Values) -> tuple[float, tuple[float, float]]:
     mean = float(array.mean())
     half = float(student.ppf((1 + _CONFIDENCE) / 2, len(array) - 1) * array.std(ddof=1) / np.sqrt(len(array)))
     return mean, (mean - half, mean + half)
+
+
+def ratio_interval(values: Values) -> tuple[float, tuple[float, float]]:
+    """The geometric mean of ratios over seeds and its 95 % confidence interval: `mean_interval` of their logarithms.
+
+    A ratio and its reciprocal give reciprocal intervals. A ratio that is not positive has no logarithm: mean and
+    interval are then not finite.
+
+    Args:
+        values: one per seed, at least three.
+
+    Example:
+        >>> mean, (low, high) = ratio_interval([0.5, 1.0, 2.0])
+        >>> mean, round(low * high, 6)
+        (1.0, 1.0)
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean, ends = mean_interval(np.log(np.asarray(values, dtype=np.float64)))
+    return float(np.exp(mean)), (float(np.exp(ends[0])), float(np.exp(ends[1])))

@@ -8,14 +8,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from equilibria.findings import rounded
-from equilibria.lab.harness.claim import CLAIM, COMPARISON, CONTRADICTED, IDENTITY, NOT_SHOWN, SHOWN, Claim
+from equilibria.lab.harness.claim import (
+    CLAIM,
+    COMPARISON,
+    DIAGNOSTIC,
+    EXCLUDED,
+    IDENTITY,
+    NOT_SHOWN,
+    SHOWN,
+    VERDICTS,
+    Claim,
+)
 
 BEYOND = "beyond the papers"
 """The source of claims and figures that no paper has."""
 _DIGITS, _MOST_DIGITS = 4, 8
-_VERDICTS = (SHOWN, CONTRADICTED, NOT_SHOWN)
+_IN_COUNTS = {EXCLUDED: "within tolerance with the law excluded"}  # without the comma, in a list of counts
 _ROLE_WORDS = {
     IDENTITY: ("identity", "identities", "holds", "hold"),
+    DIAGNOSTIC: ("diagnostic", "diagnostics", "agrees", "agree"),
     COMPARISON: ("comparison", "comparisons", "agrees", "agree"),
 }
 
@@ -36,6 +47,8 @@ def expected_text(claim: Claim) -> str:
     amount = _amount(claim.expected, claim)
     if claim.kind == "among":
         return amount
+    if claim.kind == "interval":
+        return f"{amount}, in the interval"
     if claim.kind in ("at most", "at least"):
         return f"{'≤' if claim.kind == 'at most' else '≥'} {amount}"
     if claim.kind == "rounding":
@@ -62,7 +75,9 @@ def verdict_text(claim: Claim) -> str:
     """The verdict, with the reason if it does not count as one."""
     if claim.role == COMPARISON:
         return f"{'agrees' if claim.verdict == SHOWN else 'does not agree'} (comparison)"
-    if claim.role == IDENTITY and claim.verdict == SHOWN:
+    if claim.role == DIAGNOSTIC:
+        return f"{claim.verdict} (diagnostic)"
+    if claim.role == IDENTITY and claim.verdict in (SHOWN, EXCLUDED):
         return "holds (identity)"
     if not claim.demanded:
         return f"{claim.verdict} (not demanded at this scale)"
@@ -163,34 +178,53 @@ def claims_headline(claims: Sequence[Claim]) -> str:
         return "no results yet"
     asserted = [claim for claim in claims if claim.role == CLAIM]
     words = [_verdicts([claim for claim in asserted if claim.demanded])]
-    left = [claim for claim in asserted if not claim.demanded]
+    left = [claim.verdict for claim in asserted if not claim.demanded]
     if left:
-        counts = Counter(claim.verdict for claim in left)
-        verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICTS if counts[verdict])
         more, whose = " more" if any(words) else "", "its" if len(left) == 1 else "their"
-        words.append(f"{len(left)}{more} not demanded at {whose} scale ({verdicts})")
-    return "; ".join(filter(None, [*words, _others(claims, IDENTITY), _others(claims, COMPARISON)]))
+        words.append(f"{len(left)}{more} not demanded at {whose} scale ({_counts(left, VERDICTS)})")
+    return "; ".join(filter(None, [*words, *(_others(claims, role) for role in _ROLE_WORDS)]))
 
 
-def verdict_counts(claims: Sequence[Claim]) -> tuple[int, int, int, int]:
-    """Number of claims, demanded or not, and of those shown, not shown and contradicted."""
+def shown_counts(groups: Mapping[str, Sequence[Claim]]) -> str:
+    """How many claims of several groups are shown, demanded or not, in a line; groups without claims are left out.
+
+    Example:
+        >>> from equilibria.lab.harness.claim import Source
+        >>> claim = Source("", "ours").says("").at_most(1, 0.5)
+        >>> shown_counts({"papers": [claim, claim], "ours": []})
+        'Claims shown: papers 2 of 2'
+    """
+    counts = {name: verdict_counts(claims) for name, claims in groups.items()}
+    words = [f"{name} {count[1]} of {count[0]}" for name, count in counts.items() if count[0]]
+    return f"Claims shown: {'; '.join(words)}" if words else "No results yet"
+
+
+def verdict_counts(claims: Sequence[Claim]) -> tuple[int, ...]:
+    """Number of claims, demanded or not, and how many of them have each of the `VERDICTS`."""
     counts = Counter(claim.verdict for claim in claims if claim.role == CLAIM)
-    return counts.total(), counts[SHOWN], counts[NOT_SHOWN], counts[CONTRADICTED]
+    return counts.total(), *(counts[verdict] for verdict in VERDICTS)
 
 
 def _verdicts(claims: Sequence[Claim]) -> str:
-    """The verdicts of demanded claims; "" without claims."""
-    counts = Counter(claim.verdict for claim in claims)
-    shown = f"{counts.pop(SHOWN, 0)} of {_count(claims, 'claim', 'claims')} shown"
-    words = [shown, *(f"{count} {verdict}" for verdict, count in sorted(counts.items()))]
-    return ", ".join(words) if claims else ""
+    """How many claims have each verdict; "" without claims."""
+    if not claims:
+        return ""
+    verdicts = [claim.verdict for claim in claims]
+    shown = f"{verdicts.count(SHOWN)} of {_count(claims, 'claim', 'claims')} shown"
+    return ", ".join(filter(None, [shown, _counts(verdicts, VERDICTS[1:])]))
+
+
+def _counts(verdicts: Sequence[str], names: Sequence[str]) -> str:
+    """How many of these verdicts there are, as "2 not shown, 1 contradicted"."""
+    there = [(verdicts.count(name), _IN_COUNTS.get(name, name)) for name in names]
+    return ", ".join(f"{count} {words}" for count, words in there if count)
 
 
 def _others(claims: Sequence[Claim], role: str) -> str:
     chosen = [claim for claim in claims if claim.role == role]
     if not chosen:
         return ""
-    good = sum(claim.verdict == SHOWN for claim in chosen)
+    good = sum(claim.verdict in (SHOWN, EXCLUDED) for claim in chosen)
     one, many, holds, hold = _ROLE_WORDS[role]
     return f"{good} of {_count(chosen, one, many)} {holds if len(chosen) == 1 else hold}"
 

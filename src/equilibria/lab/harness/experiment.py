@@ -64,10 +64,12 @@ class Outcome:
     Attributes:
         claims: with their verdicts.
         numbers: further numbers worth keeping, such as a table of the paper; plain values for JSON.
+        not_judged: name of a number that no claim uses -> why not.
     """
 
     claims: Sequence[Claim]
     numbers: Mapping[str, Any] = field(default_factory=dict)
+    not_judged: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

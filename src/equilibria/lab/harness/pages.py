@@ -6,14 +6,14 @@ Every number on them comes from the result files.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 
 from equilibria.lab.harness import claim_text, registry
-from equilibria.lab.harness.claim import Claim
-from equilibria.lab.harness.experiment import KINDS
+from equilibria.lab.harness.claim import VERDICTS, Claim
+from equilibria.lab.harness.experiment import KINDS, NETWORKS
 from equilibria.lab.harness.results import Result, ResultsFolder, ScaleFolder
 from equilibria.records._files import write_whole
 from equilibria.theory.citations import PAPERS, Citation, cite
@@ -26,16 +26,26 @@ _HEAD = """# Results
 
 Written by `equilibria reproduce` from the `result.json` files in this folder: do not edit. Expected is the number of
 the paper, or of the theory if the paper prints none or a wrong one; the verdict follows from expected, measured and
-tolerance. After a mean over seeds comes its 95 % confidence interval: the claim is shown if all of it agrees,
-contradicted if none of it does, and otherwise not shown at this scale, which is not an error of the code. Networks are
-smaller and trained for less time than in the papers: a claim that is contradicted there stays here as such.
+tolerance. After a mean over seeds comes its 95 % confidence interval (Student; ratios are averaged in logarithms).
+
+- **shown**: the whole interval lies within the tolerance and contains the expected number.
+- **within tolerance, law excluded**: it lies within the tolerance, and the expected number outside it. The law is a
+  good approximation there, and not exact. Of true laws one interval in twenty says so by chance.
+- **not shown**: the interval lies partly within the tolerance, which is not an error of the code.
+- **contradicted**: it lies outside.
+
+A number without scatter is shown wherever it lies within the tolerance, which comes from an error analysis of that
+number. Where nobody has bounded the law's error on a network there is no tolerance: the claim is shown if the interval
+contains the number, and contradicted if not. Networks are smaller and trained for less time than in the papers: a claim
+that is contradicted there stays here as such.
 
 Titles say what the paper claims or examines, verdicts what was measured here. A claim that a scale is too small to show
 is not demanded at that scale: its verdict is followed by brackets, and fails nothing.
 
-An identity is true by algebra or by the settings alone: it checks the code, and is not counted among the claims.
-Neither is a comparison with a number that the paper read off a single draw of its data: it agrees if the paper's number
-lies in the brackets, which hold 95 % of further draws of ours (Student, in the logarithm).
+Three more kinds of lines are not counted among the claims. An identity is true by algebra or by the settings alone: it
+checks the code. A diagnostic is divided by another measurement of the same steps, such as the unit gradient: it says
+where a deviation comes from. A comparison is with a number that the paper read off a single draw of its data: it agrees
+if the paper's number lies in the brackets, which hold 95 % of further draws of ours (Student, in the logarithm).
 
 Each command is followed by the hash of the experiment's version and settings. The same command reuses the result while
 they are unchanged, and computes it again otherwise.
@@ -57,11 +67,9 @@ def results_page(folder: ResultsFolder) -> str:
     for scale_folder, result in folder.results():
         largest.setdefault(result.id, (scale_folder, result))
     results = [result for _, result in largest.values()]
-    claims = [claim for result in results for claim in result.claims]
     groups = [_group(folder, kind, list(largest.values())) for kind in KINDS]
-    headline = claim_text.claims_headline(claims)
     parts = [
-        f"**{headline[0].upper()}{headline[1:]}.**\n",
+        f"**{results_headline(results)}.**\n",
         _summary(results),
         *groups,
         _missing(set(largest)),
@@ -70,14 +78,31 @@ def results_page(folder: ResultsFolder) -> str:
     return "\n".join([_HEAD, *filter(None, parts)])
 
 
+def results_headline(results: Sequence[Result]) -> str:
+    """How many claims are shown, in a line: the papers' on exact problems, theirs on networks, and ours."""
+    return claim_text.shown_counts(_claims_by_kind(results))
+
+
+def _claims_by_kind(results: Sequence[Result]) -> dict[str, list[Claim]]:
+    groups: dict[str, list[Claim]] = {"papers, exact": [], "papers, networks": [], "ours": []}
+    for result in results:
+        papers = groups["papers, networks" if result.kind == NETWORKS else "papers, exact"]
+        for claim in result.claims:
+            (papers if claim.source.paper else groups["ours"]).append(claim)
+    return groups
+
+
 def _summary(results: list[Result]) -> str:
-    """A line per experiment; nothing if there are none."""
-    rows = []
+    """A line per kind of claims and per experiment; nothing if there are none."""
+    rows = {f"**{name}**": claims for name, claims in _claims_by_kind(results).items() if claims}
     for result in (result for kind in KINDS for result in results if result.kind == kind):
-        counts = claim_text.verdict_counts(result.claims)
-        rows.append(f"| [{result.id}](#{result.id}) | {' | '.join(str(count or '') for count in counts)} |")
-    head = ["| experiment | claims | shown | not shown | contradicted |", "|---|---|---|---|---|"]
-    return "\n".join([*head, *rows, ""]) if rows else ""
+        rows[f"[{result.id}](#{result.id})"] = list(result.claims)
+    head = [f"| | claims | {' | '.join(VERDICTS)} |", "|---" * (2 + len(VERDICTS)) + "|"]
+    lines = [
+        f"| {name} | {' | '.join(str(count or '') for count in claim_text.verdict_counts(claims))} |"
+        for name, claims in rows.items()
+    ]
+    return "\n".join([*head, *lines, ""]) if lines else ""
 
 
 def _group(folder: ResultsFolder, kind: str, results: list[tuple[ScaleFolder, Result]]) -> str:
@@ -110,6 +135,9 @@ def _md_section(folder: ResultsFolder, scale_folder: ScaleFolder, result: Result
     corrections = [f"- {claim.source}: {_correction(claim)}" for claim in result.claims if claim.source.corrected]
     if corrections:
         lines += ["Corrections:", "", *dict.fromkeys(corrections), ""]
+    if result.not_judged:
+        reasons = [f"- {_literal(name)}: {_literal(reason)}" for name, reason in result.not_judged.items()]
+        lines += ["Measured and not judged:", "", *reasons, ""]
     lines += [f"![{result.title}]({where}/{name}.png)\n" for name in result.figures]
     return "\n".join(lines)
 
@@ -176,7 +204,6 @@ def gallery_html(folder: ResultsFolder, *, judge_age: bool = True) -> str:
     """
     results = sorted(folder.results(), key=lambda pair: list(KINDS).index(pair[1].kind))
     largest = {result.id: result for _, result in reversed(results)}  # the largest scale comes first, so it stays
-    claims = [claim for result in largest.values() for claim in result.claims]
     sections = [
         _html_section(scale_folder, result, stale=judge_age and registry.is_stale(result))
         for scale_folder, result in results
@@ -185,7 +212,7 @@ def gallery_html(folder: ResultsFolder, *, judge_age: bool = True) -> str:
         _asset("gallery.html"),
         title="equilibria: the papers, re-run",
         style=_asset("gallery.css"),
-        headline=escape(claim_text.claims_headline(claims)),
+        headline=escape(results_headline(list(largest.values()))),
         contents="\n".join(_contents([result for _, result in results])),
         results="\n".join(sections),
     )

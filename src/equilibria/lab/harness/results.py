@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ class Result:
         figures: names of the figure files in the same folder, without suffix; each is there as .png and .pdf.
         kind: of the experiment: synthetic or networks.
         data: the data set: number of images, and a digest of them; "" without data.
+        not_judged: name of a number that no claim uses -> why not.
     """
 
     id: str
@@ -67,6 +68,7 @@ class Result:
     figures: tuple[str, ...]
     kind: str = SYNTHETIC
     data: str = ""
+    not_judged: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def fails(self) -> bool:
@@ -92,6 +94,8 @@ class Result:
         within("seconds", values["seconds"], low=0)
         one_of("kind", values.get("kind", SYNTHETIC), KINDS)
         of_type("data", values.get("data", ""), str)
+        for name, reason in of_type("not_judged", values.get("not_judged", {}), dict).items():
+            of_type(name, reason, str)
         claims = tuple(Claim.from_dict(claim) for claim in of_type("claims", values["claims"], list))
         figures = tuple(of_type("figure", name, str) for name in of_type("figures", values["figures"], list))
         return cls(**{**values, "claims": claims, "figures": figures})
@@ -123,9 +127,11 @@ class ScaleFolder:
             return None
 
     def write(self, result: Result) -> None:
-        """Write the result atomically; from then on the experiment is finished."""
-        text = json.dumps(result.as_dict(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-        write_whole(self.path / "result.json", text.encode())
+        """Write the result atomically; from then on the experiment is finished. The same result is left alone."""
+        content = (json.dumps(result.as_dict(), indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()
+        file = self.path / "result.json"
+        if not file.is_file() or file.read_bytes() != content:
+            write_whole(file, content)
 
     def prepare(self, fingerprint: str, keys: Iterable[str], *, force: bool) -> None:
         """Make room for the tasks of a run and remove tasks of other settings or versions.

@@ -122,6 +122,9 @@ def reproduce(
     lacking = _find_data(runs)
     reports = lacking | _reuse(runs, force=force)
     pending = [run for run in runs if run.experiment.id not in reports]
+    for run in runs:
+        if (report := reports.get(run.experiment.id)) is not None and report.result is not None:
+            run.folder.write(report.result)  # judged again, in case the rules for verdicts have changed
     with ExitStack() as locks:
         for run in pending:
             locks.callback(_lock(run.folder.path).release)
@@ -286,6 +289,7 @@ def _conclude(run: _Run, device: str) -> ExperimentReport:
         figures=tuple(drawn),
         kind=run.experiment.kind,
         data=run.data,
+        not_judged=dict(outcome.not_judged),
     )
     run.folder.write(result)
     return ExperimentReport(name, result)

@@ -20,16 +20,17 @@ _FIGURE = Source(
     law="exponential.constant_schedule",
 )
 _PAPER_GROWTH, _PAPER_EPOCH = 1.481, 391
-# Allowed relative change of a constant over the window, in which the lr grows by exp(7.4) here. The squared norm of
-# the run with weight decay grows with its gradients: in a trial with another seed by a quarter.
-_CONSTANT = 0.3
 # Of a squared norm of a few thousand weights in equilibrium, mean over a window.
 _SAME_NORM = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Setting):
-    """Constant learning rate; the late window is where the norm has settled."""
+    """Constant learning rate; the late window is where the norm has settled.
+
+    In equilibrium ||w||^2 / lr is constant as far as the unit gradient is: the squared norm goes with the root of its
+    mean square. Nobody has bounded how much it grows in the window, so that the claim has no tolerance.
+    """
 
     variants: tuple[Variant, ...] = (Variant(DECAY, DECAY), Variant(FOLDED, FOLDED), Variant(ROUNDED, ROUNDED))
     seeds: tuple[int, ...] = tuple(range(24, 32))
@@ -50,9 +51,9 @@ def collect(config: Config, results: TaskResults) -> Outcome:
         _FIGURE.says(
             "Exponential lr: ||w||^2 / lr of the shown layer is constant: end over start of the late window, by the "
             "line through its logarithm"
-        ).near(1.0, [_change(config, run) for run in folded], relative=_CONSTANT),
+        ).equals(1.0, [_change(config, run) for run in folded], ratio=True),
         _FIGURE.says("Exponential lr: ||w||^2 / lr, over the same of the run with weight decay, late window").near(
-            1.0, [_relative_norm(config, *pair) for pair in zip(folded, decay, strict=True)], absolute=_SAME_NORM
+            1.0, [_relative_norm(config, *pair) for pair in zip(folded, decay, strict=True)], relative=_SAME_NORM
         ),
     ]
     numbers = {
@@ -101,8 +102,10 @@ def draw(config: Config, results: TaskResults) -> Figures:
     runs = trainings.runs_by_name(config, results)
     folded = runs[FOLDED]
     lines = {"weight decay, constant lr": runs[DECAY], "no weight decay, exponential lr": folded}
-    figure, (accuracy, rate, norm) = panels(1, 3, width=2.5, height=2.3)
+    figure, (accuracy, apart, rate, norm) = panels(2, 2, width=3.0, height=2.2)
     draw_over(accuracy, lines, "test_accuracy", factor=100)
+    others = {"no weight decay, exponential lr": folded, "weight decay, first weights rounded up": runs[ROUNDED]}
+    draw_over(apart, others, "test_accuracy", factor=100, less=runs[DECAY])
     step = folded[0]["step"]
     theory = constant_schedule(config.lr, config.weight_decay, step=np.maximum(step - 1, 0), momentum=config.momentum)
     rate.plot(step, folded[0]["lr"], color=COLOURS[1])
@@ -112,9 +115,17 @@ def draw(config: Config, results: TaskResults) -> Figures:
         norm.plot(step, run["norm_sq"] / run["lr"], color=COLOURS[2], lw=0.7)
     norm.plot([], [], color=COLOURS[1], label=r"$\|w\|^2$")
     norm.plot([], [], color=COLOURS[2], label=r"$\|w\|^2$ / lr")
-    label_panel(accuracy, "a", "both trainings", ylabel="test accuracy, %", legend="lower right")
-    label_panel(rate, "b", "learning rate", yscale="log", xlabel="step", ylabel="lr", legend="upper left")
-    label_panel(norm, "c", "first convolution, second block", yscale="log", xlabel="step", legend="upper left")
+    label_panel(accuracy, "a", "both trainings", ylabel="test accuracy, %", legend=True)
+    label_panel(apart, "a'", "difference from weight decay", ylabel="test accuracy, points", legend=True)
+    label_panel(rate, "b", "learning rate", yscale="log", xlabel="step", ylabel="lr", legend=True)
+    label_panel(
+        norm,
+        "c",
+        "first convolution, second block: squared norm; and over lr",
+        yscale="log",
+        xlabel="step",
+        legend=True,
+    )
     return {"figure-1": figure}
 
 

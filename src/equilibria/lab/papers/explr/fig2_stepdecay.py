@@ -114,19 +114,23 @@ def draw(config: Config, results: TaskResults) -> Figures:
     variants, runs = trainings.variants_by_name(config), trainings.runs_by_name(config, results)
     lines = {LABELS[way]: runs[way] for way in (DECAY, FOLDED, TEXP)}
     lines[LABELS[FOLDED]] = trainings.exact_runs(config, results, variants[FOLDED])
-    figure, axes = panels(2, 2, width=3.3, height=2.2)
-    loss, train, test, rate = axes
+    figure, (loss, train, test, apart_loss, rate, apart) = panels(2, 3, width=2.6, height=2.2)
     draw_over(loss, lines, "loss")
+    others = {LABELS[way]: runs[way] for way in (FOLDED, TEXP, ROUNDED)}
+    draw_over(apart, others, "test_accuracy", factor=100, less=runs[DECAY])
+    draw_over(apart_loss, others, "loss", less=runs[DECAY], from_step=1)
     draw_over(train, lines, "train_accuracy", factor=100)
     draw_over(test, lines, "test_accuracy", factor=100)
     draw_over(rate, lines, "lr")
     rates = [config.lr * config.factor(variants[DECAY], step) for step in range(config.steps)]
     exact = fold(rates, config.weight_decay, momentum=config.momentum)
     rate.plot(np.arange(1, config.steps + 1), exact.lr, color=THEORY, lw=0.8, ls=":", label="theorem 2.5, exact")
-    label_panel(loss, "a", "training loss", legend="upper right")
+    label_panel(loss, "a", "training loss, nats", legend=True)
+    label_panel(apart, "c'", "difference from weight decay", ylabel="test accuracy, points", legend=True)
+    label_panel(apart_loss, "a'", "difference from weight decay", ylabel="training loss, nats")
     label_panel(train, "b", "training accuracy, %")
     label_panel(test, "c", "test accuracy, %")
-    label_panel(rate, "d", "learning rate", yscale="log", legend="center right")
+    label_panel(rate, "d", "learning rate", yscale="log", legend=True)
     return {"figure-2": figure}
 
 

@@ -67,13 +67,21 @@ def draw(config: Config, results: TaskResults) -> Figures:
     variants, runs = trainings.variants_by_name(config), trainings.runs_by_name(config, results)
     lines = {label: runs[name] for name, label in LABELS.items()}
     lines |= {LABELS[name]: trainings.exact_runs(config, results, variants[name]) for name in (FOLDED, _STEP_FOLDED)}
-    figure, (loss, test, rate) = panels(1, 3, width=2.6, height=2.5)
+    figure, (loss, test, rate, apart_loss, apart, apart_steps) = panels(2, 3, width=2.6, height=2.2)
     draw_over(loss, lines, "loss")
+    cosine = {LABELS[FOLDED]: runs[FOLDED], "cosine, first weights rounded up": runs[ROUNDED]}
+    draw_over(apart_loss, cosine, "loss", less=runs[DECAY], from_step=1)
+    draw_over(apart, cosine, "test_accuracy", factor=100, less=runs[DECAY])
+    stepped = {LABELS[_STEP_FOLDED]: runs[_STEP_FOLDED]}
+    draw_over(apart_steps, stepped, "test_accuracy", factor=100, less=runs[_STEP_DECAY])
     draw_over(test, lines, "test_accuracy", factor=100)
     draw_over(rate, lines, "lr", from_step=1)
-    label_panel(loss, "a", "training loss")
+    label_panel(loss, "a", "training loss, nats")
+    label_panel(apart_loss, "a'", "difference from weight decay", ylabel="training loss, nats", legend=True)
+    label_panel(apart, "b'", "difference from weight decay", ylabel="test accuracy, points")
+    label_panel(apart_steps, "b''", "step decay: difference", ylabel="test accuracy, points", legend=True)
     label_panel(test, "b", "test accuracy, %")
-    label_panel(rate, "c", "learning rate", yscale="log", legend="best")
+    label_panel(rate, "c", "learning rate", yscale="log", legend=True)
     return {"figure-4": figure}
 
 

@@ -276,13 +276,13 @@ def draw(config: Config, results: TaskResults) -> Figures:
     angles.plot(late, first * (late / late[0]) ** -0.25, color=THEORY, ls="--", lw=0.9, label="$t^{-1/4}$")
     angles.axhline(config.cone, color=THEORY, lw=0.8, ls=":", label="cone")
     angles.set(
-        xscale="log", yscale="log", xlabel="step $t$", ylabel="rms angle over $(t/2, t)$, rad", ylim=(3e-3, 1000)
+        xscale="log", yscale="log", xlabel="step $t$", ylabel="rms angle over $(t/2, t)$, rad", ylim=(3e-3, None)
     )
-    label_panel(angles, "b", "distance from the optimum", legend="upper right")
+    label_panel(angles, "b", "distance from the optimum", legend=True)
     rate = 2 * config.lr**2 * (config.dim - 1) * _mean_square_push()
     norms.plot(times, 1 + rate * times, color=THEORY, ls="--", lw=0.9, label="$1 + 2\\eta^2 E|\\tilde{g}|^2\\, t$")
     norms.set(xscale="log", yscale="log", xlabel="step $t$", ylabel="$||w||^4$")
-    label_panel(norms, "c", "the norm", legend="best")
+    label_panel(norms, "c", "the norm", legend=True)
     return {"section-3": figure}
 
 

@@ -377,12 +377,12 @@ def draw(config: Config, results: TaskResults) -> Figures:
     rounding = np.max([results[name]["rounded"] for name in SCHEDULES], axis=0)
     apart.plot(rounding, color=THEORY, ls="--", lw=0.9, label="one more rounding per step (largest)")
     apart.plot(results["power"]["without_buffer"], color=COLOURS[6], lw=0.9, label="pure power, empty buffer")
-    apart.set(yscale="log", xlabel="step", ylabel="relative deviation of the logits", ylim=(1e-17, 1e6))
-    label_panel(apart, "a", "with weight decay against without, float64", legend="upper right")
+    apart.set(yscale="log", xlabel="step", ylabel="relative deviation of the logits", ylim=(1e-17, None))
+    label_panel(apart, "a", "with weight decay against without, float64", legend=True)
     closed = constant_schedule(config.lr, config.weight_decay, step=np.arange(config.steps), momentum=config.momentum)
     rates.plot(closed.lr, color=THEORY, ls="--", lw=0.9, label="closed form, constant")
-    rates.set(yscale="log", xlabel="step", ylabel="lr without weight decay", ylim=(1e-6, 1e6))
-    rates.legend(loc="upper left", ncols=2)
+    rates.set(yscale="log", xlabel="step", ylabel="lr without weight decay", ylim=(1e-6, None))
+    rates.legend()
     label_panel(rates, "b", "the lr that replaces weight decay")
     _draw_long(scales, losses, config, results["float32"])
     return {"theorem-2-5": figure}
@@ -394,13 +394,12 @@ def _draw_long(scales: Axes, losses: Axes, config: Config, run: Arrays) -> None:
     scales.plot(steps, np.log10(run["norm"]), color=COLOURS[0], label="norm of the stored weights")
     scales.axhline(math.log10(np.finfo(np.float32).max), color=THEORY, lw=0.8, ls=":", label="largest float32")
     scales.axvline(float(run["broken"]), color=COLOURS[2], lw=0.9, ls="--", label="breaks without renormalisation")
-    scales.set(xlabel="step", ylabel="$\\log_{10}$", ylim=(None, 1.6 * float(run["log_scale"][-1]) / math.log(10)))
-    label_panel(scales, "c", "long float32 run", legend="upper left")
+    scales.set(xlabel="step", ylabel="$\\log_{10}$")
+    label_panel(scales, "c", "long float32 run", legend=True)
     for values, colour, label in zip(run["losses"], COLOURS, ("with weight decay", "folded"), strict=False):
         losses.plot(steps, values, color=colour, lw=0.8, alpha=0.8, label=label)
     losses.set(xlabel="step", ylabel="training loss, mean of 100 steps")
-    losses.margins(y=0.25)
-    losses.legend(loc="upper right", ncols=2)
+    losses.legend()
     label_panel(losses, "d", "float32: the two runs")
 
 

@@ -262,7 +262,7 @@ def draw(config: Config, results: TaskResults) -> Figures:
     rates.set(yscale="log", xlabel="step", ylabel="lr without weight decay")
     figure.legend(*whole.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     label_panel(whole, "a", f"PreResNet-{config.depth}, all folded")
-    label_panel(norms, "b", "other norms, all schedules", legend="upper left")
+    label_panel(norms, "b", "other norms, all schedules", legend=True)
     label_panel(rates, "c", "lr of (a) in place of decay")
     return {"theorem-2-5-jointly": figure}
 

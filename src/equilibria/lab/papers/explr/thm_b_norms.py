@@ -169,13 +169,13 @@ def draw(config: Config, results: TaskResults) -> Figures:
     steps = np.arange(len(free["norm_sq"]) - 1)
     growth.plot(steps, free["norm_sq"][1:], lw=2.5, alpha=0.5, label="measured")
     growth.plot(steps, exact.norm_sq, color=THEORY, lw=0.9, label="Theorem B.1, corrected")
-    label_panel(growth, "a", "no weight decay", xlabel="step", ylabel="$||w||^2$", legend="best")
+    label_panel(growth, "a", "no weight decay", xlabel="step", ylabel="$||w||^2$", legend=True)
     first = slice(0, 60)
     bounds.plot(np.diff(free["norm_sq"][1:])[first], label="measured")
     bounds.plot(exact.least_increase[first], color=THEORY, label="lower bound, corrected")
     bounds.plot(-exact.least_increase[first], color=COLOURS[1], ls="--", label="as printed")
     bounds.set(xlabel="step", ylabel="increase of $||w||^2$")
-    label_panel(bounds, "b", "a buffer that pulls inward at first", legend="best")
+    label_panel(bounds, "b", "a buffer that pulls inward at first", legend=True)
     _draw_windows(windows, config, results["stationary"])
     return {"theorems-b1-b2": figure}
 
@@ -192,7 +192,7 @@ def _draw_windows(axes: Axes, config: Config, long: Arrays) -> None:
         ends, [np.sqrt(w.stationary_step_sq / w.norm_sq) for w in windows], color=COLOURS[1], ls="--", label="B.2"
     )
     axes.set(xscale="log", xlabel="steps in the window", ylabel="relative step $\\sqrt{D/R}$")
-    label_panel(axes, "c", "Theorem B.2 and its finite form", legend="best")
+    label_panel(axes, "c", "Theorem B.2 and its finite form", legend=True)
 
 
 EXPERIMENT = Experiment(

@@ -367,7 +367,7 @@ def judge_coincidence(
             unit=POINTS,
         ),
         source.says(f"{label}: as good in the end: training loss over that with weight decay, the same steps").near(
-            1.0, [mean_in(b, "loss", late) / mean_in(a, "loss", late) for a, b in pairs], absolute=SAME_LOSS
+            1.0, [mean_in(b, "loss", late) / mean_in(a, "loss", late) for a, b in pairs], relative=SAME_LOSS
         ),
     ]
 
@@ -382,7 +382,7 @@ def judge_rounding(
     return source.says(
         f"{label}: no farther apart than chance: root mean square difference of the training loss from that with "
         "weight decay, over the difference that one rounding of the first weights makes"
-    ).at_most(AS_ROUNDING, apart)
+    ).at_most(AS_ROUNDING, apart, ratio=True)
 
 
 def judge_start(
@@ -399,9 +399,9 @@ def judge_start(
     )
     values = _start_differences(config, decay, other)
     if same:
-        return source.says(f"{label}: the same trajectory, {measure}").at_most(_EXACT, values)
+        return source.says(f"{label}: the same trajectory, {measure}").at_most(_EXACT, values, ratio=True)
     text = f"{label}: another trajectory, which shows that the measure detects it: {measure}"
-    return source.says(text).at_least(_APPROXIMATE, values)
+    return source.says(text).at_least(_APPROXIMATE, values, ratio=True)
 
 
 def _start_differences(config: Setting, decay: Sequence[Arrays], other: Sequence[Arrays]) -> list[float]:

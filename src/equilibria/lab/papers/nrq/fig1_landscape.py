@@ -177,10 +177,10 @@ def draw(config: Config, results: TaskResults) -> Figures:
     turn = np.linspace(0, 2 * np.pi, 200)
     path.plot(level * np.cos(turn), level * np.sin(turn), color=THEORY, lw=0.9, ls="--", label="equilibrium norm")
     path.set(xlabel="$X_1$", ylabel="$X_2$", aspect="equal")
-    label_panel(path, "a", "400 steps of one trial", legend="upper left")
+    label_panel(path, "a", "400 steps of one trial", legend=True)
     norm.plot(walk["norm"][:600], label="norm")
     norm.axhline(level, color=THEORY, lw=0.9, ls="--", label="equilibrium")
-    label_panel(norm, "a'", "weight decay against noise", xlabel="step", ylabel="$||X||$", legend="best")
+    label_panel(norm, "a'", "weight decay against noise", xlabel="step", ylabel="$||X||$", legend=True)
     lit: Any = surface
     lit.plot_surface(
         *(results["surface"][name] for name in ("x", "y", "loss")), cmap="viridis", lw=0, rcount=80, ccount=160

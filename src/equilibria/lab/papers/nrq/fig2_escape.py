@@ -252,7 +252,7 @@ def _draw_starts(config: Config, results: TaskResults) -> Figure:
     risk.axhline(config.low, color=COLOURS[2], lw=0.9, ls=":", label="risk at the start")
     risk.plot([], [], color=THEORY, lw=0.8, ls="--", label="diffusion, exact")
     risk.set(xlabel="step", ylabel="risk", ylim=(0, None))
-    label_panel(risk, "a", "escape from a large norm", legend="lower right")
+    label_panel(risk, "a", "escape from a large norm", legend=True)
     angle.set(xlabel="step", ylabel="angular update (rad)", ylim=(0, None))
     label_panel(angle, "b", "the angular update that causes it")
     return figure

@@ -263,7 +263,7 @@ def _judge_angles(config: Config, runs: Lines) -> list[Claim]:
         _ANGLE.says(
             f"{_label(config, name)}: angle in equilibrium over sqrt(2 lr wd), steps {config.settled[0]} to "
             f"{config.settled[1]}"
-        ).near(1.0, [rms_angle(run, config.settled) / _angle(config, drops=0) for run in seed_runs], absolute=_SETTLED)
+        ).near(1.0, [rms_angle(run, config.settled) / _angle(config, drops=0) for run in seed_runs], relative=_SETTLED)
         for name, seed_runs in runs.items()
     ]
 
@@ -275,7 +275,7 @@ def _judge_same(config: Config, runs: Lines, name: str, source: Source) -> list[
         source.says(f"{_label(config, name)}: steady training loss over that of {_label(config, BASE)}").near(
             1.0,
             [mean_in(b, "loss", config.settled) / mean_in(a, "loss", config.settled) for a, b in pairs],
-            absolute=_SAME_LOSS,
+            relative=_SAME_LOSS,
         ),
         source.says(f"{_label(config, name)}: test accuracy in the end less that of {_label(config, BASE)}").near(
             0.0, _accuracy_less(pairs, config.late), absolute=_SAME_ACCURACY, unit=POINTS
@@ -294,12 +294,14 @@ def _judge_scales(config: Config, runs: Lines) -> list[Claim]:
     return [
         _BEGINNING.says(
             f"{_label(config, LARGE)}: training loss decreases more slowly: over that of the base, {during}"
-        ).at_least(1.0, [mean_in(b, "loss", config.early) / mean_in(a, "loss", config.early) for a, b in large]),
+        ).at_least(
+            1.0, [mean_in(b, "loss", config.early) / mean_in(a, "loss", config.early) for a, b in large], ratio=True
+        ),
         _BEGINNING.says(
             f"{_label(config, LARGE)}: test accuracy increases more slowly: less that of the base, {during}"
         ).at_most(0.0, _accuracy_less(large, config.early), unit=POINTS),
         _SCALE.says(f"{_label(config, ADJUSTED)}: angle over that of the base, {during}").near(
-            1.0, [rms_angle(b, config.early) / rms_angle(a, config.early) for a, b in adjusted], absolute=_SAME_ANGLE
+            1.0, [rms_angle(b, config.early) / rms_angle(a, config.early) for a, b in adjusted], relative=_SAME_ANGLE
         ),
         _SCALE.says(f"{_label(config, ADJUSTED)}: test accuracy less that of the base, {during}").near(
             0.0, _accuracy_less(adjusted, config.early), absolute=_SAME_ACCURACY, unit=POINTS
@@ -320,11 +322,11 @@ def draw(config: Config, results: TaskResults) -> Figures:
         draw_over(accuracy, shown, "test_accuracy", factor=100)
         _draw_angles(angle, config, shown)
         _draw_norms(norm, shown)
-        loss.legend(loc="upper right", fontsize=5.5)
+        loss.legend()
         for axis, letter, text in zip(
             (loss, accuracy, angle, norm),
             letters,
-            ("training loss", "test accuracy, %", "angle per step, rad", "norm, median layer"),
+            ("training loss, nats", "test accuracy, %", "angle per step, rad", "norm, median layer"),
             strict=True,
         ):
             label_panel(axis, letter, text)

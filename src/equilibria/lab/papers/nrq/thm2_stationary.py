@@ -272,7 +272,7 @@ def draw(config: Config, results: TaskResults) -> Figures:
         label_panel(panel, letter, case.label.replace(", lr wd", ",\nlr wd"))
     for panel in axes[len(config.cases[: config.shown]) : config.shown]:
         panel.set_visible(False)
-    axes[1].legend(loc="upper left")
+    axes[1].legend()
     _draw_risk(config, axes[4], results)
     _draw_spread(config, axes[5], results[_SPREAD])
     return {"theorem-2": figure}
@@ -288,7 +288,7 @@ def _draw_case(config: Config, panel: Axes, case: TwoLevelCase, f: np.ndarray) -
     if case.gap != 1:
         printed = np.exp(watson_log_density(grid, b / case.gap, dim=case.dim))
         panel.plot(grid, printed, color=COLOURS[1], ls="--", label="as printed")
-    panel.set(xlabel="$f = (e_1^T X)^2/||X||^2$", ylabel="density", xlim=(low, 1), ylim=(0, 1.25 * top))
+    panel.set(xlabel="$f = (e_1^T X)^2/||X||^2$", ylabel="density", xlim=(low, 1), ylim=(0, 1.05 * top))
 
 
 def _draw_risk(config: Config, panel: Axes, results: TaskResults) -> None:
@@ -305,7 +305,7 @@ def _draw_risk(config: Config, panel: Axes, results: TaskResults) -> None:
     panel.plot(*zip(*points, strict=True), "o", color=COLOURS[0], label="trials")
     panel.set(xscale="log", yscale="log", xlabel="angular update (rad)", ylabel="limiting risk")
     rayleigh.plain_ticks(panel)
-    label_panel(panel, "e", f"p = {first.dim}, gap {first.gap:g}", legend="center left")
+    label_panel(panel, "e", f"p = {first.dim}, gap {first.gap:g}", legend=True)
 
 
 def _draw_spread(config: Config, panel: Axes, line: Arrays) -> None:
@@ -316,7 +316,7 @@ def _draw_spread(config: Config, panel: Axes, line: Arrays) -> None:
     panel.plot(model.spectrum[1:], law[1:], color=THEORY, label="law (Bingham)")
     panel.set(xlabel="eigenvalue $a_i$", ylabel="$E\\,x_i^2$", yscale="log")
     rayleigh.plain_ticks(panel)
-    label_panel(panel, "f", f"many levels, lr wd = {config.spread_product:g}", legend="best")
+    label_panel(panel, "f", f"many levels, lr wd = {config.spread_product:g}", legend=True)
 
 
 EXPERIMENT = Experiment(

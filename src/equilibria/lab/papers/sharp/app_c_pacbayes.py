@@ -199,12 +199,12 @@ def draw(config: Config, results: TaskResults) -> Figures:
         if here:
             loss.plot(*zip(*here, strict=True), "o", color=colour)
         smoothing.plot(scales, label_smoothing(scales, classes), color=colour)
-    loss.set(yscale="log", xlabel="scale $\\gamma$", ylabel="least cross entropy (nats)", ylim=(1e-6, 60))
-    loss.legend(loc="upper right", ncols=2)
+    loss.set(yscale="log", xlabel="scale $\\gamma$", ylabel="least cross entropy (nats)", ylim=(1e-6, None))
+    loss.legend()
     label_panel(loss, "b", "final BatchNorm (dots: minimised)")
     smoothing.plot([_PAPERS_SCALE], [0.1], "*", color=THEORY, markersize=8, label="$\\gamma = 0.3 \\ln 91$, C = 10")
-    smoothing.set(yscale="log", xlabel="scale $\\gamma$", ylabel="label smoothing $\\epsilon$", ylim=(1e-6, 10))
-    label_panel(smoothing, "c", "the same as label smoothing", legend="upper right")
+    smoothing.set(yscale="log", xlabel="scale $\\gamma$", ylabel="label smoothing $\\epsilon$", ylim=(1e-6, 1))
+    label_panel(smoothing, "c", "the same as label smoothing", legend=True)
     return {"appendix-c-r": figure}
 
 
@@ -215,8 +215,8 @@ def _draw_terms(axes: Axes, config: Config) -> None:
         axes.plot(sigmas, [getattr(bound.final, name) for bound in bounds], label=label)
     axes.plot(sigmas, [bound.final.total for bound in bounds], color=THEORY, label="bound")
     axes.plot(sigmas, [bound.tight.total for bound in bounds], color=THEORY, ls="--", lw=0.9, label="tighter line")
-    axes.set(xscale="log", yscale="log", xlabel="noise $\\sigma$", ylabel="generalisation gap", ylim=(1e-4, 1e3))
-    axes.legend(loc="upper center", ncols=2)
+    axes.set(xscale="log", yscale="log", xlabel="noise $\\sigma$", ylabel="generalisation gap", ylim=(1e-4, None))
+    axes.legend()
     label_panel(axes, "a", f"the bound, D = {config.dim}, n = {config.samples:,}")
 
 

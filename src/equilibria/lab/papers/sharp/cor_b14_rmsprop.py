@@ -225,18 +225,18 @@ def draw(config: Config, results: TaskResults) -> Figures:
         flow.plot(run["time"], run["flow"], color=THEORY, ls="--", lw=0.8)
     flow.plot([], [], color=THEORY, ls="--", lw=0.8, label="flow")
     flow.set(xlabel="flow time $\\tau' = t\\,\\eta^2$", ylabel="$y$")
-    flow.legend(title="$C_b$", title_fontsize=7)
+    flow.legend(title="$C_b$")
     label_panel(flow, "a", f"along the valley, $\\eta = {shown:g}$")
     _draw_height(height, results[_key(1.0, shown)], shown)
     _draw_errors(errors, config, results)
     for c_b, colour in zip(config.c_bs, COLOURS, strict=False):
         run = results[f"straight-{c_b:g}"]
-        growth.plot(run["time"], run["excess"], ".", color=colour, label=f"{c_b:g}")
+        growth.plot(run["time"], run["excess"], "o", color=colour, label=f"{c_b:g}")
         law = run["excess"][0] * np.exp(c_b * (run["time"] - run["time"][0]))
         growth.plot(run["time"], law, color=THEORY, ls="--", lw=0.8)
     growth.plot([], [], color=THEORY, ls="--", lw=0.8, label="$e^{C_b \\tau'}$")
     growth.set(yscale="log", xlabel="flow time $\\tau'$", ylabel="excess energy")
-    growth.legend(title="$C_b$", title_fontsize=7)
+    growth.legend(title="$C_b$")
     label_panel(growth, "d", f"amplification at $y = 0$, $\\eta = {config.straight_eta:g}$")
     return {"corollary-b14": figure}
 
@@ -247,7 +247,7 @@ def _draw_height(axes: Axes, run: Arrays, eta: float) -> None:
     rms = np.sqrt(mean_square_displacement(eta, grad_norm=slope, c_b=1.0)) / eta
     axes.plot(run["time"], rms, color=THEORY, ls="--", lw=0.9, label="$(4 + 2g^2/C_b)^{-1/2}$")
     axes.set(xlabel="flow time $\\tau'$", ylabel="displacement", ylim=(0, None))
-    label_panel(axes, "b", "oscillation across it, $C_b = 1$", legend="best")
+    label_panel(axes, "b", "oscillation across it, $C_b = 1$", legend=True)
 
 
 def _draw_errors(axes: Axes, config: Config, results: TaskResults) -> None:
@@ -258,7 +258,7 @@ def _draw_errors(axes: Axes, config: Config, results: TaskResults) -> None:
         axes.plot(sizes, worst[-1] * sizes / sizes[-1], color=THEORY, ls="--", lw=0.8)
     axes.plot([], [], color=THEORY, ls="--", lw=0.8, label="$\\propto \\eta$")
     axes.set(xscale="log", yscale="log", xlabel="$\\eta$", ylabel="largest error of $y$")
-    label_panel(axes, "c", "distance from the flow", legend="lower right")
+    label_panel(axes, "c", "distance from the flow", legend=True)
 
 
 EXPERIMENT = Experiment(

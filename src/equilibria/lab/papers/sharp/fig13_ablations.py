@@ -150,8 +150,8 @@ def _draw_group(config: Config, results: TaskResults, group: str) -> Figure:
     loss.set_yscale("log")
     for axis in (edge, accuracy, loss):
         full_batch.mark_windows(axis, config)
-    accuracy.legend(loc="lower right")
-    full_batch.label_edge(edge, loc="lower left")
+    accuracy.legend()
+    full_batch.label_edge(edge)
     full_batch.title_panels(accuracy, edge, loss, letters="bac")
     return figure
 

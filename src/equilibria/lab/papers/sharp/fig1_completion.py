@@ -353,7 +353,7 @@ def _figure_1(config: Config, run: Arrays) -> Figure:
     train.plot(
         run["step"], config.rate * 2 / lr / 4, color=THEORY, ls="--", lw=0.9, label="$\\eta_{in}/(2\\tilde\\eta_t)$"
     )
-    label_panel(train, "c", "training loss", xlabel="step", ylabel="training loss", yscale="log", legend="lower right")
+    label_panel(train, "c", "training loss", xlabel="step", ylabel="training loss", yscale="log", legend=True)
     _draw_singular(singular, run)
     label_panel(singular, "d", "singular values")
     return figure
@@ -369,7 +369,7 @@ def _figure_rows(config: Config, results: TaskResults, cases: Sequence[tuple[int
         losses.plot(run["step"], run["risk"], lw=0.9, color=COLOURS[0], label="test")
         losses.set(xlabel="step", ylabel="loss", yscale="log", ylim=(1e-8, 10))
         losses.locator_params(axis="x", nbins=4)
-        label_panel(losses, "abc"[row], f"$d = {dim}$, $N = {observed}$", legend="lower right")
+        label_panel(losses, "abc"[row], f"$d = {dim}$, $N = {observed}$", legend=True)
         _draw_sharpness(sharpness, config, run)
         _draw_singular(singular, run)
     return figure
@@ -388,9 +388,9 @@ def _draw_sharpness(axes: Axes, config: Config, run: Arrays) -> None:
 def _draw_singular(axes: Axes, run: Arrays) -> None:
     for index, colour in enumerate(COLOURS[:3]):
         axes.plot(run["sparse_step"], run["singular"][:, index], lw=0.9, color=colour, label=f"$\\sigma_{index + 1}$")
-    axes.set(xlabel="step", ylabel="singular value", ylim=(0, 1.3 * float(run["singular"].max())))  # for the legend
+    axes.set(xlabel="step", ylabel="singular value", ylim=(0, None))
     axes.locator_params(axis="x", nbins=4)
-    axes.legend(loc="upper right", ncols=3)
+    axes.legend()
 
 
 def _figure_11(config: Config, look: Arrays) -> Figure:

@@ -296,8 +296,8 @@ def draw(config: Config, results: TaskResults) -> Figures:
         run = results[f"sphere-{rate:g}"]
         flow.plot(run["time"], np.tan(run["angle"]), color=colour, lw=0.8, label=f"{rate:g}")
     flow.plot(run["time"], np.tan(run["flow"]), color=THEORY, ls="--", lw=1, label="$e^{-\\tau}$")
-    flow.set(yscale="log", xlabel="flow time $\\tau = t\\,\\eta_{in}$", ylabel="$\\tan$ latitude", ylim=(0.04, None))
-    flow.legend(title="$\\eta_{in}$", title_fontsize=7, ncols=2, loc="lower left")
+    flow.set(yscale="log", xlabel="flow time $\\tau = t\\,\\eta_{in}$", ylabel="$\\tan$ latitude")
+    flow.legend(title="$\\eta_{in}$")
     label_panel(flow, "d", "the flow to the flattest")
     _draw_errors(errors, config, results)
     for rate, colour in zip(config.valley_lrs, COLOURS[1:], strict=False):
@@ -305,7 +305,7 @@ def draw(config: Config, results: TaskResults) -> Figures:
         valley.plot(run["time"], run["angle"], color=colour, lw=0.8)
     valley.plot(run["time"], run["flow"], color=THEORY, ls="--", lw=1, label="flow (3)")
     valley.set(xlabel="flow time $\\tau$", ylabel="angle along the valley (rad)")
-    label_panel(valley, "f", "a bent valley", legend="best")
+    label_panel(valley, "f", "a bent valley", legend=True)
     return {"figure-3": figure}
 
 
@@ -316,7 +316,7 @@ def _draw_norms(norm: Axes, gradient: Axes, config: Config, run: Arrays) -> None
     norm.axhline(
         math.sqrt(3 * config.lr), color=THEORY, ls="--", lw=0.9, label="$(\\eta \\lambda_1/2)^{1/2}$, flattest"
     )
-    label_panel(norm, "a", "the norm falls ...", xlabel="step", ylabel="$||w_t||$", legend="best")
+    label_panel(norm, "a", "the norm falls ...", xlabel="step", ylabel="$||w_t||$", legend=True)
     gradient.plot(run["gradient"][shown], color=COLOURS[1])
     gradient.set(xlabel="step", ylabel="$||\\nabla L(\\theta_t)||$", ylim=(0, None))
     label_panel(gradient, "b", "... while the gradient is small")
@@ -346,8 +346,8 @@ def _draw_globe(axes: Axes, path: Array) -> None:
     axes.plot(*(screen @ np.array([0.5, 0.5, 0.0]) ** 0.5), "*", color="#c00000", ms=8, label="flattest")
     axes.set(xlim=(-1.05, 1.05), ylim=(-1.05, 1.05))
     axes.set_axis_off()
-    axes.legend(loc="lower left", bbox_to_anchor=(-0.28, -0.06))
-    label_panel(axes, "c", "trajectory on the sphere")
+    axes.legend()
+    label_panel(axes, "c", "trajectory on the sphere", ylabel="")
 
 
 def _draw_errors(axes: Axes, config: Config, results: TaskResults) -> None:
@@ -359,7 +359,7 @@ def _draw_errors(axes: Axes, config: Config, results: TaskResults) -> None:
         axes.plot(sizes, worst[-1] * np.sqrt(sizes / sizes[-1]), color=THEORY, ls="--", lw=0.9)
     axes.plot([], [], color=THEORY, ls="--", lw=0.9, label="$\\propto \\eta_{in}^{1/2}$")
     axes.set(xscale="log", yscale="log", xlabel="$\\eta_{in}$ = lr wd", ylabel="largest error")
-    label_panel(axes, "e", "distance from the flow", legend="best")
+    label_panel(axes, "e", "distance from the flow", legend=True)
 
 
 EXPERIMENT = Experiment(

@@ -391,18 +391,18 @@ def draw(config: Config, results: TaskResults) -> Figures:
     train.axhline(
         config.rate * data_sets[k].flattest / 4, color=THEORY, ls="--", lw=0.9, label="$\\eta_{in}\\lambda_1^*/4$"
     )
-    label_panel(train, "b", "training loss", yscale="log", xlabel="step", ylabel="training loss", legend="lower right")
+    label_panel(train, "b", "training loss", yscale="log", xlabel="step", ylabel="training loss", legend=True)
     _draw_zoom(ratio, height, config, run, data_sets[k], k)
     _draw_distances(distances, config, run, problem, data_sets)
     for data_set, colour in zip(data_sets, COLOURS * 2, strict=False):
         begin, length, law = data_set.periods.T
-        periods.plot(begin, length, ".", ms=3, color=colour)
+        periods.plot(begin, length, "o", ms=2, color=colour)
         periods.plot(begin, law, color=THEORY, lw=0.5)
     periods.plot([], [], color=THEORY, lw=0.5, label="orbits of the same energy")
     small = float(period_steps(config.rate))
     periods.axhline(small, color=THEORY, ls="--", lw=0.9, label="small: $\\pi/\\sqrt{2\\eta_{in}}$")
-    periods.set(xlabel="step", ylabel="period (steps)", ylim=(None, 3.8 * small))
-    label_panel(periods, "f", "periods, all data sets", legend="best")
+    periods.set(xlabel="step", ylabel="period (steps)")
+    label_panel(periods, "f", "periods, all data sets", legend=True)
     return {"figure-4": figure}
 
 
@@ -424,7 +424,7 @@ def _draw_test(axes: Axes, config: Config, run: Arrays, data_set: _RegressionRun
     size = float(np.linalg.norm(problem.flattest[k]))
     axes.plot(steps, run["distance"][steps, k], lw=0.8, color=COLOURS[1], label="distance to $w^*$")
     axes.plot(steps, size * _flow(config, run, data_set, k)[steps], color=THEORY, ls="--", lw=0.9, label="flow")
-    label_panel(axes, "a", "test loss and distance", xlabel="step", ylim=(0, None), legend="best")
+    label_panel(axes, "a", "test loss and distance", xlabel="step", ylim=(0, None), legend=True)
 
 
 def _draw_zoom(ratio: Axes, height: Axes, config: Config, run: Arrays, data_set: _RegressionRun, k: int) -> None:
@@ -435,14 +435,14 @@ def _draw_zoom(ratio: Axes, height: Axes, config: Config, run: Arrays, data_set:
     sharpness = data_set.flattest * norm**2 / (norm**2 - null**2)
     ratio.plot(window, sharpness / data_set.ratio[window], lw=0.8, label="$2/\\tilde\\eta_t$")
     ratio.plot(window, sharpness, lw=0.8, label="$\\lambda_1(\\phi_t)$")
-    label_panel(ratio, "c", "$2/\\tilde\\eta_t$ about the sharpness", xlabel="step", ylabel="sharpness", legend="best")
-    height.plot(window, run["h"][window, k], ",", color=COLOURS[0])
+    label_panel(ratio, "c", "$2/\\tilde\\eta_t$ about the sharpness", xlabel="step", ylabel="sharpness", legend=True)
+    height.plot(window, run["h"][window, k], "o", ms=1, mew=0, color=COLOURS[0])
     height.plot(window, run["h"][window, k], lw=0.15, color=COLOURS[0], alpha=0.5)
     level = math.sqrt(config.rate / 2)
     for side in (-1, 1):
         height.axhline(side * level, color=THEORY, ls="--", lw=0.9, label="rms, $g = 0$" if side > 0 else None)
     height.set(xlabel="step", ylabel="$h_t$ (rad)")
-    label_panel(height, "d", "oscillation along the top eigenvector", legend="lower right")
+    label_panel(height, "d", "oscillation along the top eigenvector", legend=True)
 
 
 def _draw_distances(
@@ -456,7 +456,7 @@ def _draw_distances(
         axes.plot(steps, _flow(config, run, data_sets[k], k)[steps], color=THEORY, ls="--", lw=0.6)
     axes.plot([], [], color=THEORY, ls="--", lw=0.6, label="flow")
     axes.set(yscale="log", xlabel="step", ylabel="distance/$||w^*||$")
-    label_panel(axes, "e", "to the least norm, all data sets", legend="best")
+    label_panel(axes, "e", "to the least norm, all data sets", legend=True)
 
 
 # Smoke has ten times the weight decay, to reach the edge within seconds. With so much, the first data set of seed 0

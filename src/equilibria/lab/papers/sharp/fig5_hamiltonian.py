@@ -181,7 +181,7 @@ def _draw_well(axes: Axes, config: Config) -> None:
         ends = np.log([float(law.smallest), float(law.largest)])
         axes.plot(np.clip(ends, -5, None), [rest.energy + energy] * 2, color=colour, lw=0.9, label=f"{energy:g}")
     axes.set(xlabel="position $x = \\log |h|$", ylabel="energy", ylim=(1, 6.2), xlim=(-5, 0.3))
-    axes.legend(title="$E - E_{\\min}$", title_fontsize=7, loc="upper center", ncols=2)
+    axes.legend(title="$E - E_{\\min}$")
     label_panel(axes, "a", "potential $U(x) = K^2 e^{2x} - C_b x$")
 
 
@@ -190,7 +190,7 @@ def _draw_portrait(axes: Axes, config: Config, results: TaskResults) -> None:
         path = results[f"orbit-{energy:g}"]
         axes.plot(path["position"], path["velocity"], color=colour)
     rest = rest_point(config.grad_norm, config.c_b)
-    axes.plot([float(rest.position)], [0], ".", color=THEORY)
+    axes.plot([float(rest.position)], [0], "o", color=THEORY)
     label_panel(axes, "b", "phase portrait", xlabel="position $\\log |h|$", ylabel="velocity $-u$", xlim=(-5, 0.8))
 
 
@@ -203,7 +203,7 @@ def _draw_periods(axes: Axes, config: Config, results: TaskResults) -> None:
     measured = [float(results[f"orbit-{energy:g}"]["period"]) for energy in config.energies]
     axes.plot(config.energies, measured, "o", label="integrated")
     axes.set(xscale="log", xlabel="energy above the minimum", ylabel="period ($1/\\eta$ steps)")
-    label_panel(axes, "c", "period against energy", legend="best")
+    label_panel(axes, "c", "period against energy", legend=True)
 
 
 def _draw_maps(axes: Axes, config: Config, drift: Arrays) -> None:
@@ -213,7 +213,7 @@ def _draw_maps(axes: Axes, config: Config, drift: Arrays) -> None:
     growth = drift["printed"][0] * np.exp(4 * config.c_b * times)
     axes.plot(times, growth, color=THEORY, ls="--", lw=0.9, label="$e^{4 C_b \\tau'}$")
     axes.set(yscale="log", xlabel="flow time $\\tau' = t \\eta^2$", ylabel="energy above the minimum")
-    label_panel(axes, "d", "two ways to iterate", legend="best")
+    label_panel(axes, "d", "two ways to iterate", legend=True)
 
 
 EXPERIMENT = Experiment(

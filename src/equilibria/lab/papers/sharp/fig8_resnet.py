@@ -57,10 +57,12 @@ def draw(config: Config, results: TaskResults) -> Figures:
             full_batch.mark_windows(axis, config)
         letters = "abcdef"[3 * row : 3 * row + 3]
         label_panel(accuracy, letters[0], f"{variant.name}: accuracy, %")
-        label_panel(edge, letters[1], "spherical sharpness" + (", invariant part" if row else ""))
-        label_panel(loss, letters[2], "training loss" + ("" if row else " above its minimum"))
-    axes[0].legend(loc="lower right")
-    full_batch.label_edge(axes[1], loc="best")
+        label_panel(edge, letters[1], f"{variant.name}: spherical sharpness" + (", invariant part" if row else ""))
+        label_panel(
+            loss, letters[2], f"{variant.name}: training loss" + (", nats" if row else " above its minimum, nats")
+        )
+    axes[0].legend()
+    full_batch.label_edge(axes[1])
     return {"figures-8-9": figure}
 
 

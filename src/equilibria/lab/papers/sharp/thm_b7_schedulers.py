@@ -168,17 +168,17 @@ def draw(config: Config, results: TaskResults) -> Figures:
         errors.plot(run["time"], np.maximum(run["quasi_error"], 1e-18), color=colour, lw=0.7)
         errors.plot(run["time"], np.maximum(run["gwsi_error"], 1e-18), color=colour, lw=0.7, ls=":")
     lr.set(xlabel="flow time $t\\,\\eta_{in}$", ylabel="effective lr $\\tilde\\eta$")
-    label_panel(lr, "a", "descent with weight decay at the edge", legend="best")
+    label_panel(lr, "a", "descent with weight decay at the edge", legend=True)
     errors.set(yscale="log", xlabel="flow time $t\\,\\eta_{in}$", ylabel="relative error", ylim=(1e-17, 1))
     errors.plot([], [], color=THEORY, lw=0.8, label="quasi-RMSprop")
     errors.plot([], [], color=THEORY, lw=0.8, ls=":", label="GWSI")
-    label_panel(errors, "b", "schedulers fed the same gradients", legend="center right")
+    label_panel(errors, "b", "schedulers fed the same gradients", legend=True)
     rates = np.array(config.intrinsic_lrs)
     worst = np.array([float(results[f"lr-wd-{rate:g}"]["worst_quasi_error"]) for rate in rates])
     order.plot(rates, worst, "o", label="quasi-RMSprop, largest error")
     order.plot(rates, worst[-1] * rates / rates[-1], color=THEORY, label="$\\propto \\eta_{in}$")
     order.set(xscale="log", yscale="log", xlabel="$\\eta_{in}$ = lr wd", ylabel="relative error")
-    label_panel(order, "c", "first order", legend="best")
+    label_panel(order, "c", "first order", legend=True)
     return {"theorems-b7-b9": figure}
 
 

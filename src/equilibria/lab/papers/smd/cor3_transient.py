@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
-from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
+from equilibria.lab.harness.figures import COLOURS, THEORY, Array, label_panel, panels
 from equilibria.lab.papers.smd.random_walk import next_order, tangent_noise, walk_heavy_ball
 from equilibria.theory.rules import SGD
 from equilibria.theory.settling import after_lr_drop, minimum_settling_steps, settling_steps, steps_to_tolerance
@@ -170,19 +171,21 @@ def _scatter(config: Config, name: str) -> float:
 
 
 def draw(config: Config, results: TaskResults) -> Figures:
-    """Norm above, angle below; SGD on the left, momentum on the right."""
-    figure, axes = panels(2, 2)
+    """Norm above, angle below, each with its difference from the closed form; SGD left, momentum right."""
+    figure, axes = panels(4, 2, height=1.8)
     letters = iter("abcd")
     for row, quantity in enumerate(("norm", "angle")):
         for column, name in enumerate(_NAMES):
-            panel = axes[2 * row + column]
-            _draw_panel(panel, config, name, quantity, results)
-            label_panel(panel, next(letters), f"{_NAMES[name]}, lr ÷ {config.drop:g}")
+            panel, below = axes[4 * row + column], axes[4 * row + 2 + column]
+            _draw_panel(panel, below, config, name, quantity, results)
+            letter = next(letters)
+            label_panel(panel, letter, f"{_NAMES[name]}, lr ÷ {config.drop:g}")
+            label_panel(below, f"{letter}'", f"{_NAMES[name]}: {quantity} / closed form - 1, %")
     axes[0].legend()
     return {"corollary-3-1": figure}
 
 
-def _draw_panel(axes: Axes, config: Config, name: str, quantity: str, results: TaskResults) -> None:
+def _draw_panel(axes: Axes, below: Axes, config: Config, name: str, quantity: str, results: TaskResults) -> None:
     rule = config.rule(name)
     walk, recursion = (
         results[f"walk-{name}"][f"walk_{quantity}_ratio"],
@@ -191,12 +194,20 @@ def _draw_panel(axes: Axes, config: Config, name: str, quantity: str, results: T
     window = 25 if quantity == "angle" else 1
     means = np.sqrt(np.convolve(walk**2, np.ones(window) / window, mode="valid"))
     every = slice(None, None, max(1, len(means) // 600))
-    axes.plot(np.arange(len(means))[every], means[every], color=COLOURS[0], lw=0.8, label="random walk")
+
+    def law(times: NDArray[Any]) -> Array:
+        return np.asarray(getattr(after_lr_drop(rule, config.drop, steps=times), f"{quantity}_ratio"))
+
+    middles = np.arange(len(means))[every] + (window - 1) / 2
+    axes.plot(middles, means[every], color=COLOURS[0], lw=0.8, label="random walk")
+    below.plot(middles, 100 * (means[every] / law(middles) - 1), color=COLOURS[0], lw=0.8)
     steps = np.arange(len(recursion))[:: max(1, len(recursion) // 40)]
-    axes.plot(steps, recursion[steps], "o", color=COLOURS[1], markersize=2.5, label="moment recursion")
+    axes.plot(steps, recursion[steps], "o", color=COLOURS[1], label="moment recursion")
+    below.plot(steps, 100 * (recursion[steps] / law(steps) - 1), "o", color=COLOURS[1])
     times = np.linspace(0, len(recursion), 300)
-    law = getattr(after_lr_drop(rule, config.drop, steps=times), f"{quantity}_ratio")
-    axes.plot(times, law, color=THEORY, label="closed form")
+    axes.plot(times, law(times), color=THEORY, label="closed form")
+    below.axhline(0, color=THEORY)
+    below.set(xlabel="steps after the drop")
     axes.axhline(1, color=THEORY, lw=0.6, ls=":")
     axes.axvline(minimum_settling_steps(rule, config.drop), color=COLOURS[2], lw=0.9, ls="--", label="corollary 3.1")
     axes.set(xlabel="steps after the drop", ylabel=f"{quantity} / new equilibrium")

@@ -365,7 +365,7 @@ def _draw_case(axes: Axes, config: Config, name: str, case: str, run: Arrays) ->
     lines += axes.plot(steps, target, color=THEORY, ls="--", lw=0.9, label="equilibrium")
     axes.set(xlabel="step", ylabel="$||w||^2$", ylim=(0, 1.25 * float(target.max())))
     axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0), useMathText=True)
-    axes.legend(handles=lines, loc="lower right", ncols=3)
+    axes.legend(handles=lines)
 
 
 EXPERIMENT = Experiment(

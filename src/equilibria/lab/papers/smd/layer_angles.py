@@ -167,6 +167,7 @@ def draw_unit_gradients(axes: Axes, run: Arrays, column: int, *, average: int, m
         values = run[name][:, column]
         axes.plot(run["sampled_step"], values, color=colour, lw=0.3, alpha=0.3)
         axes.plot(run["sampled_step"], running_mean(values, average), color=colour, label=label)
-    high = float(np.quantile(run["unit_grad_sq"][:, column], 0.995))
-    axes.set_ylim(-0.3 * high if momentum else 0, 1.5 * high)
+    means = [running_mean(run[name][:, column], average).max() for name in names if momentum or name == "unit_grad_sq"]
+    high = max(float(np.quantile(run["unit_grad_sq"][:, column], 0.995)), *map(float, means))
+    axes.set_ylim(-0.3 * high if momentum else 0, 1.05 * high)
     axes.set_xlabel("step")

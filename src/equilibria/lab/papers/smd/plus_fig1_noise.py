@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, demanded_if, over_seeds
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, diagnostic, identity, over_seeds
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, draw_seeds, label_panel, mark_drops, panels
 from equilibria.lab.papers.smd import trainings
@@ -127,12 +127,16 @@ def _judge(config: Config, seeds: Mapping[str, Sequence[Any]]) -> list[Claim]:
         _SPLIT.says("All stages: the same for the median layer, in the stage where it is largest").at_most(
             _MUCH, [max(layers) for layers in seeds["all_layers"]]
         ),
-        _SDE.says("The noise alone fixes the norm: norm over the one that the variance leads to, end of stage 1").near(
-            1.0, seeds["norm"], relative=_NORM_OFF
+        diagnostic(
+            _SDE.says(
+                "The noise alone fixes the norm: norm over the one that the variance leads to, end of stage 1"
+            ).near(1.0, seeds["norm"], relative=_NORM_OFF)
         ),
-        Source("smd+", "eq. (182)", law="fluctuation.noise_split")
-        .says("Squared mean and variance add up to the mean squared unit gradient of the steps themselves")
-        .near(1.0, seeds["same"], relative=_SAME),
+        identity(
+            Source("smd+", "eq. (182)", law="fluctuation.noise_split")
+            .says("Squared mean and variance add up to the mean squared unit gradient of the steps themselves")
+            .near(1.0, seeds["same"], relative=_SAME)
+        ),
     ]
 
 
@@ -146,12 +150,12 @@ def draw(config: Config, results: TaskResults) -> Figures:
     steps, column = runs[0]["step"], layer_column(runs[0], config.layer)
     for colour, name, label in ((COLOURS[0], "noise_sq", "variance"), (COLOURS[1], "signal_sq", "squared mean")):
         draw_seeds(both, steps, [run[name][:, column] for run in runs], color=colour, label=label)
-    label_panel(both, "a", f"unit gradient of {config.layer.removesuffix('.conv.weight')}", legend="upper left")
+    label_panel(both, "a", f"{config.layer.removesuffix('.conv.weight')}: squared unit gradient", legend=True)
     ratios = np.mean([run["signal_sq"] / run["noise_sq"] for run in runs], axis=0)
     for place in range(ratios.shape[1]):
         ratio.plot(steps, ratios[:, place], color=COLOURS[place % len(COLOURS)], lw=0.7)
     ratio.axhline(0, color=THEORY, lw=0.5)
-    label_panel(ratio, "b", "squared mean / variance, all layers")
+    label_panel(ratio, "b", "all layers: squared mean / variance")
     for axes in (both, ratio):
         axes.set_xlabel("step")
         mark_drops(axes, config.drops)

@@ -271,7 +271,7 @@ def draw(config: Config, results: TaskResults) -> Figures:
     _draw_lines(momentum, {label: ten[choice] for choice, label in _CHOICES.items()}, last=_WALKED)
     for choice, colour in zip(_CHOICES, COLOURS, strict=False):
         steps = np.arange(0, _WALKED, 3)
-        momentum.plot(steps + 1, walk[choice][steps], ".", ms=3, color=colour)
+        momentum.plot(steps + 1, walk[choice][steps], "o", color=colour)
     label_panel(momentum, "a", "SGD with momentum, lr ÷ 10 (dots: walk)")
     lines = {label: results[f"adamw-{choice}"]["ratio"] for choice, label in _ADAM_CHOICES.items()}
     _draw_lines(adam, lines, last=_RECORDED)
@@ -284,7 +284,7 @@ def _draw_lines(axes: Axes, lines: Mapping[str, Any], *, last: int) -> None:
         axes.plot(np.arange(1, last + 1), ratio[:last], color=colour, lw=1.0, label=label)
     axes.axhline(1, color=THEORY, lw=0.8, ls="--", label="new equilibrium")
     axes.set(xlabel="steps after the change", ylabel="angle / new equilibrium", ylim=(0, None))
-    axes.legend(loc="upper right", bbox_to_anchor=(1, 0.9))
+    axes.legend()
 
 
 EXPERIMENT = Experiment(
