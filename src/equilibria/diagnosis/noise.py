@@ -31,6 +31,7 @@ _SURE_CURVATURE = 0.1
 _LARGEST_SHARE = 0.08  # with plain SGD: above it the loss is no parabola over a step; noise scales were too large
 _LARGEST_RATIO = 0.92  # h~/N: above it, the noise scale with momentum was off by more than 30 % on networks
 _WARM = 2  # times 1/(1 - beta2) steps, after which Adam's second moment is complete to 13 %
+_LEAST_OF_NETWORK = 0.6  # of the network's share: layers below it were off by up to 74 % under LayerNorm
 _SURE_TURNING = 0.075  # standard error of D(n): two of them are 15 %
 _SHORT = 16  # steps: where these vary too much, no longer turning is trusted
 _SAMPLES_PER_BLOCK = 4  # of the angle, at least, in a stretch whose mean is compared with that of others
@@ -147,7 +148,12 @@ def noise_of_run(run: SampledRun, diffusion: pa.Table | None = None) -> Gradient
                 _noise_scale(m[0]),
                 *h,
                 h[0] * float(lr[place]) if h[0] is not None and isinstance(rule, SGD | SGDW) else None,
-                _first(doubts, share.bursts(place), _share_doubts(m, rule, steps, run.metadata)),
+                _first(
+                    doubts,
+                    share.bursts(place),
+                    _share_doubts(m, rule, steps, run.metadata),
+                    _small_in_network(m[0], measured.of_network.of(0)[0], rule),
+                ),
                 _first(doubts, bend.bursts(place), _curvature_doubts(h), _faint(m[0], rule)),
                 *turning[place],
             )
@@ -321,6 +327,15 @@ def _faint(share: float | None, rule: Rule | None) -> Iterator[str]:
     ratio = 1 - (share or 0.0) * 2 * momentum / (1 + momentum)
     if share is not None and momentum and ratio > _LARGEST_RATIO:
         yield f"h~/N = {ratio:.2f}; above {_LARGEST_RATIO} it is not reliable with momentum"
+
+
+def _small_in_network(share: float | None, of_network: float | None, rule: Rule | None) -> Iterator[str]:
+    """Why the share of a layer may be too small: the loss is stationary, not the part of it that each layer changes."""
+    if share and of_network and _momentum(rule) and 0 < share < _LEAST_OF_NETWORK * of_network:
+        yield (
+            f"the mean gradient's share, {percent(share)}, is below {_LEAST_OF_NETWORK} of the network's, "
+            f"{percent(of_network)}: such layers were off by up to 74 % in trials"
+        )
 
 
 def _momentum(rule: Rule | None) -> float:

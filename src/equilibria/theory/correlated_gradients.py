@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equilibria.theory._reals import Array
 from equilibria.theory.citations import law
@@ -119,7 +120,7 @@ def adamw_correlated(betas: tuple[float, float], parts: Parts, *, decay_per_step
     a, q = (np.where(past, (1 - b) * np.power(b, lag), 0.0) for b in (b1, b2))
     spectrum, of_a, of_q = (np.fft.rfft(values) for values in (gamma, a, q))
 
-    def back(transform: Array) -> Array:
+    def back(transform: NDArray[np.complex128]) -> Array:
         return np.asarray(np.fft.irfft(transform, 2 * half))
 
     scatter = 2 * back(np.fft.rfft(gamma**2) * np.abs(of_q) ** 2)  # <d d_k>
