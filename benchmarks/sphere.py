@@ -217,9 +217,9 @@ def report(done: dict[tuple[str, str, int], dict[str, Any]]) -> None:
             )
     lines += [
         "",
-        "The control agrees as well, although its weights turn up to twice as far: the final loss of networks this small "
-        "hardly depends on the angle. The angles tell the arms apart: translated ones are within a few per cent of the "
-        "original's, as far as the recursion knows the norm of the network.",
+        "The control agrees as well, although its weights turn up to twice as far: the final loss of networks this "
+        "small hardly depends on the angle. The angles tell the arms apart: translated ones are within a few per cent "
+        "of the original's, as far as the recursion knows the norm of the network.",
     ]
     publish(Path(__file__).with_suffix(".md"), "\n".join(lines) + "\n")
     print("\n".join(lines))
