@@ -371,7 +371,10 @@ def report_fresh(results: list[Result]) -> None:
         "SWATS, which turns from Adam into SGD, was answered wrongly among the held-out cases of "
         "[identification.md](identification.md); the code was changed. These configurations were chosen then, and run "
         "once: other settings of known optimizers, two that change their rule after 20,000 steps (by a count in their "
-        "state, and by one that nothing shows), and the slowest.",
+        "state, and by one that nothing shows), and the slowest. muon and normuon were refused at first, because their "
+        "constructors assign a word among their settings; the check then looked at steps only, and these two were run "
+        "again. The walk that checks an answer takes fewer than 20,000 steps, so the hidden turncoat counts as right "
+        "although it turns later: nothing short of its own steps shows that.",
         "",
         f"{len(made)} configurations, {len(answered)} answered, {len(misses)} outside 2 % of the angle or 4 % of the "
         f"norm{': ' if misses else ''}{', '.join(r.name.removeprefix('fresh ') for r in misses)}. CPU seconds: "

@@ -1,6 +1,6 @@
 """Equilibria of Muon as it is used, shape by shape, against walks of the optimizers themselves.
 
-Torch's Muon and four others that recognition takes for it have a closed law by shape; NorMuon and Dion are measured by
+Torch's Muon and three others that recognition takes for it have a closed law by shape; NorMuon and Dion are measured by
 `eq.identify(optimizer, shape=...)`. Each walks on noise orthogonal to the weight, as long as 1 / ||w||, from 1.2 times
 the predicted norm for 8 time constants, and is then measured over 24. Target: angle and norm within 3 %.
 

@@ -192,7 +192,7 @@ MISUSES: dict[str, list[tuple[str, Callable[[World], object]]]] = {
         ("granularity", lambda world: Rotational(world.sgd, invariant=world.invariant, granularity="column")),  # type: ignore[arg-type]
         ("scheduler", lambda world: WeightDecayScheduler("cosine", 1e-3)),  # type: ignore[arg-type]
         ("schedule", lambda world: WeightDecayScheduler(world.sgd, [1e-3, -1.0])),
-        ("hold", lambda world: WeightDecayScheduler(world.sgd, hold="norm")),  # type: ignore[arg-type]
+        ("hold", lambda world: WeightDecayScheduler(world.sgd, hold="speed")),  # type: ignore[arg-type]
         ("groups", lambda world: WeightDecayScheduler(world.sgd, 1e-3, groups=[7])),
         ("groups", lambda world: WeightDecayScheduler(world.plain_sgd, 1e-3)),
         ("decay", lambda world: ProjectedGD(world.model.parameters(), lr=0.1, weight_decay=0.1, decay=0.5)),

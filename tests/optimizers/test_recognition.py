@@ -163,6 +163,17 @@ class WithoutFactor(Orthogonal):
         return 1.0
 
 
+class Summed(Orthogonal):
+    """Muon whose momentum adds gradients up, as Keller Jordan's first."""
+
+    def move(self, param, group, state):
+        buffer = state.setdefault("buffer", torch.zeros_like(param))
+        buffer.mul_(group["momentum"]).add_(param.grad)
+        update = param.grad + group["momentum"] * buffer
+        param.mul_(1 - group["lr"] * group["weight_decay"])
+        param.add_(self.factor(param) * newton_schulz(update), alpha=-group["lr"])
+
+
 class Flagged(MatchedRms):
     """Moonshot's constructor: learning rate first, and a word about every tensor in the state."""
 
@@ -207,6 +218,7 @@ FOLLOWING = [
         Muon(0.02, 0.01, momentum=0.9, adjust_lr_fn="spectral_norm"),
     ),
     (lambda: WithoutFactor(matrices(), **MUON), Muon(0.02, 0.01, adjust_lr_fn="none")),
+    (lambda: Summed(matrices(), **MUON), Muon(0.02, 0.01)),
 ]
 
 

@@ -274,9 +274,10 @@ _Memory: TypeAlias = dict[str, Any]
 def _explains(rule: ClosedRule, move: _Move, memory: _Memory, *, number: int, eps: float) -> bool:
     """Whether a rule explains a step; ``memory`` holds the rule's own buffers."""
     if isinstance(rule, Muon):
-        update = _muon_update(rule, move, memory)
-        error = move.step + rule.decay_per_step * move.weight + rule.lr * update
-        return bool(np.linalg.norm(error) <= _ROUNDING_OF_MUON * rule.lr * np.linalg.norm(update))
+        # Gradients are averaged or added up: the same updates, until momentum changes.
+        summed = [one for one in memory.get("summed", (False, True)) if _is_muon_step(rule, move, memory, summed=one)]
+        memory["summed"] = summed
+        return bool(summed)
     if isinstance(rule, SGD | SGDW):
         expected = _sgd_step(rule, move, memory, first=number == 1)
     elif isinstance(rule, Lion):
@@ -313,12 +314,15 @@ def _lion_step(rule: Lion, move: _Move, memory: _Memory) -> Array:
     return np.asarray(-rule.lr * update - rule.decay_per_step * move.weight)
 
 
-def _muon_update(rule: Muon, move: _Move, memory: _Memory) -> Array:
-    """The orthogonalised momentum, times the factor of the shape; of the matrix of all rows for more than two axes."""
+def _is_muon_step(rule: Muon, move: _Move, memory: _Memory, *, summed: bool) -> bool:
+    """Whether a step is the orthogonalised momentum times the factor of the shape; of all rows for many axes."""
     if move.weight.ndim < 2:
-        return np.zeros_like(move.weight)
-    memory["buffer"] = buffer = rule.momentum * memory.get("buffer", 0.0) + (1 - rule.momentum) * move.gradient
-    update = (1 - rule.momentum) * move.gradient + rule.momentum * buffer if rule.nesterov else buffer
+        return False
+    key, share = ("sum", 1.0) if summed else ("average", 1 - rule.momentum)
+    memory[key] = buffer = rule.momentum * memory.get(key, 0.0) + share * move.gradient
+    update = share * move.gradient + rule.momentum * buffer if rule.nesterov else buffer
     matrix = update.reshape(len(update), -1)
     rows, columns = matrix.shape
-    return np.asarray(rule.gain((rows, columns)) * orthogonalised(matrix).reshape(update.shape))
+    update = rule.gain((rows, columns)) * orthogonalised(matrix).reshape(update.shape)
+    error = move.step + rule.decay_per_step * move.weight + rule.lr * update
+    return bool(np.linalg.norm(error) <= _ROUNDING_OF_MUON * rule.lr * np.linalg.norm(update))
