@@ -20,6 +20,8 @@ from equilibria.forecasting._paths import integrate
 from equilibria.forecasting._scenario import GroupSchedule
 from equilibria.records.tables import GAIN_LAW, INVARIANT_LAW
 from equilibria.theory import AdamW, Muon, growth_gain
+from equilibria.theory.identified import Identified, PowerLaw
+from equilibria.theory.memory import Memory
 
 WD, LR, STEPS = 0.5, 5e-3, 800
 MATRIX = {"invariant": False, "shape": [20, 20]}
@@ -154,6 +156,23 @@ def test_invariant_layers_and_matrices_of_one_group_have_their_own_laws(run):
 def test_an_invariant_matrix_under_muon_is_forecast_by_its_gain(run):
     muon = as_matrices(run, rule={"kind": "Muon", "momentum": 0.95, "nesterov": True}, invariant=True)
     assert {layer.law for layer in forecast(muon, schedule=LR, steps=900).layers} == {GAIN_LAW}
+
+
+def test_a_matrix_under_an_identified_optimizer_follows_the_powers_of_its_step(run):
+    """A step of length lr^2 ||g||: the angle goes as lr^2 / ||w||^2, and decay as measured."""
+    step, decay = PowerLaw(1.0, lr=2.0, grad=1.0), PowerLaw(0.5, lr=1.0, weight_decay=1.0)
+    rule = Identified(LR, WD, name="Odd", step=step, decay=decay, memory=Memory((), ()))
+    odd = as_matrices(run, rule={"kind": "Identified", **dataclasses.asdict(rule)})
+    (cohort,) = read_layers(odd).cohorts
+    fitted = fit(cohort)
+    assert (fitted.norm_power, fitted.lr_power) == (2.0, 2.0)
+    np.testing.assert_allclose(fitted.in_force, 0.5, rtol=1e-12)
+    last = slice(int(np.searchsorted(cohort.step, fitted.window[0])), None)
+    size_sq = np.mean((cohort.angle[last] * cohort.norm_sq[last] / LR**2) ** 2, axis=0)
+    np.testing.assert_allclose(fitted.size_sq, size_sq, rtol=1e-12)
+    np.testing.assert_array_equal(fitted.relaxed, 1.0)
+    paths = integrate(cohort, fitted, course(1, np.array([LR / 2])), shown=np.arange(1), central=True)
+    np.testing.assert_allclose(paths.angle[0, :, 0], np.sqrt(size_sq) * (LR / 2) ** 2 / fitted.norm_sq, rtol=1e-10)
 
 
 @pytest.mark.parametrize(

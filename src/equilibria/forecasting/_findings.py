@@ -75,7 +75,7 @@ def forecast_findings(
             *(_recent_change(cohort, schedule) if invariant else ()),
             *(_slow_after_fall(invariant, scenario) if invariant else ()),
             *(_time_to_settle(invariant, recorded, schedule) if invariant else ()),
-            *_failing_assumptions(invariant, recorded.failing),
+            *_failing_assumptions(layers, recorded.failing),
             *_refusals(recorded.refused, len(layers)),
         ]
     )
@@ -199,7 +199,7 @@ def _failing_assumptions(layers: Sequence[LayerForecast], failing: Mapping[str, 
     """The assumptions that the report of the run says fail; bursts that widen the bands have their own finding."""
     names_by_reason: dict[str, list[str]] = {}
     for layer in layers:
-        for reason in failing.get(layer.name, ()):
+        for reason in failing.get(layer.name, ()) if layer.law == INVARIANT_LAW else ():
             if reason != VARIES or VARYING_GRADIENT not in layer.validity:
                 names_by_reason.setdefault(reason, []).append(layer.name)
     if not names_by_reason:
