@@ -226,7 +226,7 @@ def experiments(monkeypatch):
     """The experiments made, each replaced by a quick one with a number of its own."""
     made = []
 
-    def quick(optimizer, group):
+    def quick(optimizer, group, **_):
         made.append(type(optimizer).__name__)
         return experiment.Identification(type(optimizer).__name__, "own clock", f"number {len(made)}", None)
 
@@ -284,7 +284,7 @@ def test_writers_at_the_same_time_leave_a_whole_file(experiments):
 
 def test_an_experiment_that_failed_is_not_kept(monkeypatch):
     failed = experiment.Identification("RMSprop", "not identified", "too long", None)
-    monkeypatch.setattr(identification, "identify_group", lambda optimizer, group: failed)
+    monkeypatch.setattr(identification, "identify_group", lambda optimizer, group, **_: failed)
     assert identify(fast()) == failed and not files()
 
 
@@ -349,7 +349,7 @@ def measured() -> Identified:
 
 def test_plan_takes_an_optimizer_without_a_closed_law(measured, monkeypatch):
     found = experiment.Identification("RMSprop", "equilibrium", "", measured)
-    monkeypatch.setattr(identification, "identify_group", lambda optimizer, group: found)
+    monkeypatch.setattr(identification, "identify_group", lambda optimizer, group, **_: found)
     result = eq.plan(fast(), Constant(1e-3), steps=100, unit_grad_sq=4.0, dim=2048)
     exact = dataclasses.replace(measured, lr=1e-3).equilibrium(unit_grad_sq=4.0, dim=2048)
     assert result.phases[0].end.angle == pytest.approx(exact.angle, rel=1e-6)
@@ -361,7 +361,7 @@ def test_plan_takes_an_optimizer_without_a_closed_law(measured, monkeypatch):
 def test_watch_predicts_an_optimizer_without_a_closed_law(measured, monkeypatch, tmp_path):
     made = []
 
-    def quick(optimizer, group):
+    def quick(optimizer, group, **_):
         made.append(group)
         if not group["weight_decay"]:
             return experiment.Identification(

@@ -150,7 +150,7 @@ def holding_weight_decay(reference: Rule, current: Rule, *, hold: Hold) -> float
     Example:
         >>> holding_weight_decay(SGD(0.1, 5e-4, momentum=0.9), SGD(0.02, 0.0, momentum=0.9), hold="angle")
         0.0025
-        >>> round(holding_weight_decay(AdamW(1e-3, 0.1), AdamW(1e-4, 0.0), hold="norm"), 5)
+        >>> round(holding_weight_decay(AdamW(1e-3, 0.1), AdamW(1e-4, 0.0), hold="norm"), 4)
         0.01
     """
     one_of("hold", hold, HOLDS)
