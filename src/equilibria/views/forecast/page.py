@@ -97,8 +97,8 @@ def forecast_page(result: WhatIf | Forecast, *, title: str | None = None, sugges
 
 
 _DECK = (
-    "A forecast of normalised layers and of other matrices with weight decay over the rest of the run, from the samples "
-    "so far: the laws of the optimizer, with the gradients and growth gains measured in this network."
+    "A forecast of normalised layers and of other matrices with weight decay over the rest of the run, from the "
+    "samples so far: the laws of the optimizer, with the gradients and growth gains measured in this network."
 )
 
 
