@@ -141,6 +141,7 @@ def _optimizer(
 
 # ---- judging
 
+# Ratios of a correlation, whose sign a short window may get wrong, have no logarithm: their tolerances are absolute.
 _NEAR = 0.05  # of the identities over many steps, and of linear scaling
 _FORECAST = 0.10  # of a fitted spectrum, one doubling beyond the longest distance in the fit
 _SUM = 0.05  # of a sum whose negative part is about -0.5
@@ -194,7 +195,7 @@ def _judge(config: Config, optimizer: str, label: str, runs: Sequence[Arrays]) -
         _says(
             "mean_gradient_share",
             f"{label}: 2 <g, e> / e'He of all parameters, e the last move, H of a fresh batch",
-        ).near(1.0, [float(curvature_ratio(run)[-1]) for run in runs], relative=_CURVATURE["all"]),
+        ).near(1.0, [float(curvature_ratio(run)[-1]) for run in runs], absolute=_CURVATURE["all"]),
         *_judge_scaling(config, optimizer, label, runs),
     ]
     if optimizer == SGDM:
@@ -262,11 +263,11 @@ def _judge_plain(
         _says(
             "mean_gradient_share",
             f"{label}: rho_1 over -lr_eff g'Hg / 2|g|^2 of a layer: 2 <g, e> over its part of e'He, median layer",
-        ).near(1.0, [float(np.median(curvature_ratio(run)[:-1])) for run in runs], relative=_CURVATURE["layer"]),
+        ).near(1.0, [float(np.median(curvature_ratio(run)[:-1])) for run in runs], absolute=_CURVATURE["layer"]),
         _says(
             "mean_gradient_share",
             f"{label}: -rho_1 over the mean gradient's share from independent batches, median layer",
-        ).near(1.0, [float(np.median(share)) for share in shares], relative=_CURVATURE["layer"]),
+        ).near(1.0, [float(np.median(share)) for share in shares], absolute=_CURVATURE["layer"]),
     ]
     for stage, settings in config.stages(SGD).items():
         ratios = [np.divide(*noise_scales(config, run, stage)) for run in runs]  # linear in the noisier share
@@ -275,7 +276,7 @@ def _judge_plain(
                 "gradient_noise_scale",
                 f"{label}: gradient noise scale from successive gradients over that from independent ones, batch "
                 f"{config.batch(settings)}, median layer",
-            ).near(1.0, [float(np.median(ratio)) for ratio in ratios], relative=_NOISE_SCALE)
+            ).near(1.0, [float(np.median(ratio)) for ratio in ratios], absolute=_NOISE_SCALE)
         )
     return claims
 
