@@ -19,6 +19,8 @@ import pyarrow as pa
 from equilibria._display import Printable, renderer
 from equilibria.diagnosis.run import SampledRun, sampled_run
 from equilibria.diagnosis.series import Array, Series, last_true, setting_jumps
+from equilibria.diagnosis.turning import Turning, independent_turning, measured_turning
+from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, percent, plain
 from equilibria.theory.correlation import gradient_noise_scale
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule
@@ -46,13 +48,17 @@ class LayerNoise:
         mean_share: m, the mean gradient's share of E|g|^2; of g/v^(1/4) under Adam. None where no law gives it.
         share_error: its standard error.
         noise_scale: gradient noise scale over the batch size, (1 - m)/m; None unless 0 < m < 1.
-        curvature: |w|^2 e'He/|e|^2 along the step e, loss per rad^2; None for the network.
+        curvature: |w|^2 e'(He)/|e|^2 in loss per rad^2, e the layer's part of the step and He that of all layers: its
+            part of e'He, the other layers' steps included, not the curvature along its own step alone. None for the
+            network.
         curvature_error: its standard error.
         lr_curvature: lr/|w|^2 times the curvature, for SGD and SGDW; None for others.
         doubt: why the noise scale is not reliable; "" if it is.
         curvature_doubt: the same for the curvature.
-        turning: by distance n, D(n)/(n D(1)): how far n steps turn the weight, over n uncorrelated steps; of the
-            comparisons in the window.
+        turning: by distance n, D(n)/D(1) over that of independent gradients under the same rule, which is n for plain
+            SGD and more with momentum; of the pairs in the window, none under a rule without a law.
+        update_gain: kappa, AdamW's squared update over that of independent gradients, (1+b1)/(1-b1) mean((m/sqrt v)^2):
+            the equilibrium norm grows by its root. None for other rules.
     """
 
     name: str
@@ -67,6 +73,7 @@ class LayerNoise:
     doubt: str = "no samples"
     curvature_doubt: str = "no samples"
     turning: Mapping[int, float] | None = None
+    update_gain: float | None = None
 
     @property
     def reliable(self) -> bool:
@@ -124,7 +131,7 @@ def noise_of_run(run: SampledRun, diffusion: pa.Table | None = None) -> Gradient
     measured = _Measured(run, late)
     share, bend = measured.share, measured.bend
     lr = late.mean(late.columns["effective_lr"])
-    turning = _turning(diffusion, late)
+    turning, gain = _turning(run, diffusion, late), late.mean(late.columns["update_gain"])
     layers = []
     for place, (name, rule) in enumerate(zip(late.names, run.rules, strict=True)):
         if not late.counts[place]:
@@ -145,6 +152,7 @@ def noise_of_run(run: SampledRun, diffusion: pa.Table | None = None) -> Gradient
                 _first(doubts, share.bursts(place), _share_doubts(m, rule, steps, run.metadata)),
                 _first(doubts, bend.bursts(place), _curvature_doubts(h), _faint(m[0], rule)),
                 turning[place],
+                float(gain[place]) if math.isfinite(gain[place]) else None,
             )
         )
     return GradientNoise(tuple(layers), _network(run, measured, layers), batch)
@@ -371,29 +379,29 @@ def _curvature_doubts(curvature: tuple[float | None, float | None]) -> Iterator[
 # ---- turning over many steps
 
 
-def _turning(diffusion: pa.Table | None, late: Series) -> list[dict[int, float]]:
-    """For every layer D(n)/(n D(1)) by n, from the references in its window; D(1) from all of its samples."""
-    empty: list[dict[int, float]] = [{} for _ in late.names]
-    if diffusion is None or not diffusion.num_rows:
-        return empty
-    coded = diffusion["param"].unify_dictionaries().combine_chunks()
-    places = {name: place for place, name in enumerate(late.names)}
-    layer = np.array([places.get(name, -1) for name in coded.dictionary.to_pylist()])[coded.indices.to_numpy()]
-    begin = np.where(late.counts > 0, np.append(late.columns["step"], 0)[late.first[:-1]], np.iinfo(np.int64).max)
-    step, distance = diffusion["step"].to_numpy(), diffusion["distance"].to_numpy()
-    inside = (layer >= 0) & (step >= begin[layer]) & (distance > 0)
-    layer, distance = layer[inside], distance[inside]
-    cosine = np.exp(-diffusion["turned"].to_numpy()[inside])  # null is NaN, and spoils the mean of its distance
-    distances, which = np.unique(distance, return_inverse=True)
-    key = layer * len(distances) + which
-    shape = len(late.names), len(distances)
-    sums, counts = (np.bincount(key, part, minlength=shape[0] * shape[1]).reshape(shape) for part in (cosine, None))
+def _turning(run: SampledRun, diffusion: pa.Table | None, late: Series) -> list[dict[int, float]]:
+    """For every layer D(n)/D(1) over that of independent gradients, by n; D(1) from all samples of the window."""
+    never = np.iinfo(np.int64).max
+    first = np.where(late.counts > 0, np.append(late.columns["step"], 0)[late.first[:-1]], never)
+    last = np.full(len(first), never - 1)
+    measured = measured_turning(diffusion, late.names, first=first, last=last, entries=run.entries)
     with np.errstate(all="ignore"):
         one_step = late.mean(-np.log(np.cos(late.columns["angle"])))
-        ratios = -np.log(sums / counts) / (distances * one_step[:, None])
-    for own, values in zip(empty, ratios.tolist(), strict=True):
-        own.update({int(n): value for n, value in zip(distances, values, strict=True) if math.isfinite(value)})
-    return empty
+    return [
+        _over_independent(turning, one, rule)
+        for turning, one, rule in zip(measured, one_step.tolist(), run.rules, strict=True)
+    ]
+
+
+def _over_independent(turning: Turning, one_step: float, rule: Rule | None) -> dict[int, float]:
+    if rule is None or not one_step > 0 or not len(turning.distance):
+        return {}
+    n = turning.distance.astype(np.int64)
+    try:
+        independent = independent_turning(rule, int(n[-1]))[n - 1]
+    except EquilibriaError:  # a measured law, or settings without an equilibrium
+        return {}
+    return dict(zip(n.tolist(), (turning.turned / (n * one_step * independent)).tolist(), strict=True))
 
 
 # ---- the finding
