@@ -119,7 +119,7 @@ def test_turning_falls_below_that_of_independent_steps(name):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_turning_under_pure_noise_is_that_of_independent_steps(name):
-    """Gradients without a mean: 1 for every rule, although momentum makes n steps turn 19 times as far as n times one."""
+    """Gradients without a mean: 1 for every rule, although momentum makes D(n) up to 19 times n D(1)."""
     world = Bowl(OPTIMIZERS[name], bend=0.0, steps=2100, log=False)
     for layer in world.noise.layers:
         assert [layer.turning[n] for n in (2, 16, 32)] == pytest.approx([1, 1, 1], rel=0.03)

@@ -119,7 +119,7 @@ def test_a_memorising_network_is_not_forecast_past_a_fall_of_lr():
             optimizer.step()
             monitor.log(loss=loss)
         assert (net(inputs).argmax(1) == labels).all()
-        with pytest.raises(EquilibriaError, match="lowers lr from 0.1 to 0.01, and the training loss is"):
+        with pytest.raises(EquilibriaError, match=r"lowers lr from 0\.1 to 0\.01, and the training loss is"):
             forecast(monitor, schedule=MultiStep(0.1, milestones=[900], factor=0.1), steps=1000)
 
 

@@ -361,7 +361,10 @@ def _share_doubts(
         if isinstance(rule, AdamW | AdamL2) and steps.min() < _WARM / (1 - rule.betas[1]):
             yield f"Adam's second moment is not complete before step {math.ceil(_WARM / (1 - rule.betas[1])):,}"
         if epoch is None:
-            yield f"it holds if an epoch has {math.ceil(longest):,} steps: tell eq.watch(..., steps_per_epoch=)"
+            yield (
+                f"it holds if an epoch has {math.ceil(longest):,} steps: tell eq.watch(..., steps_per_epoch=); of a "
+                "stream that never repeats, the steps of the whole run"
+            )
         elif epoch < longest:
             yield f"batches depend on each other: an epoch has {epoch:,} steps, and {math.ceil(longest):,} are needed"
 

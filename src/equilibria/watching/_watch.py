@@ -62,7 +62,8 @@ def watch(
         select: names, patterns such as ``"layer1.*"``, or a function of name and tensor; by default all tensors with
             at least two axes.
         granularity: "tensor", or "row" for one sample per row (output channel).
-        steps_per_epoch: converts steps to settle into epochs, and shows whether successive batches are independent.
+        steps_per_epoch: converts steps to settle into epochs, and shows whether successive batches are independent; of
+            a stream that never repeats, the steps of the whole run.
         batch_size: examples in a batch, all processes together: converts gradient noise scales into examples.
         invariant: the scale-invariant weights: names, tensors, or the result of `equilibria.symmetries`, which also
             labels every layer with how it is invariant. Only these weights get predictions. Without it the mean

@@ -46,9 +46,10 @@ def noise_section(noise: GradientNoise) -> str:
     if chart:
         parts.append(chart)
         parts.append(
-            '<p class="caption">How far n steps turn a layer, D(n) = −ln cos, for one step of D(1), over how far they would '
-            "with independent gradients under the same optimizer (n for plain SGD, more with momentum). 1: gradients "
-            "are independent; below 1: later steps take back what earlier ones did; above 1: they go on with it.</p>"
+            '<p class="caption">How far n steps turn a layer, D(n) = −ln cos, for one step of D(1), over how far they '
+            "would with independent gradients under the same optimizer (n for plain SGD, more with momentum). "
+            "1: gradients are independent; below 1: later steps take back what earlier ones did; above 1: they go on "
+            "with it.</p>"
         )
     if has_numbers:
         columns = _columns(noise)
