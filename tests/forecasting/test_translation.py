@@ -14,9 +14,10 @@ from click.testing import CliRunner
 
 import equilibria as eq
 from equilibria.cli import app
+from equilibria.diagnosis.turning import independent_turning, measured_turning
 from equilibria.errors import EquilibriaError
 from equilibria.forecasting import BatchScaling
-from equilibria.forecasting._translation import _independent, _Turning
+from equilibria.forecasting._translation import _Kept
 from equilibria.theory import SGD, AdamW
 from equilibria.theory.angles import linear_scaling_ratio
 from equilibria.theory.correlation import measured_scaling_ratio
@@ -99,14 +100,18 @@ def test_numbers_are_those_of_the_weights(plain):
     assert isinstance(result, BatchScaling)
     (layer,) = result.layers
     assert result.present == SGD(0.5, 0.01) and result.rule == SGD(4.0, 0.01)
-    assert (result.first, result.last, result.longest, layer.references) == (120, 239, 16, 52)
+    assert (result.first, result.last, result.longest, layer.pairs) == (120, 239, 16, 52)
     one, many = by_hand(weights, 1, range(120, 240)), by_hand(weights, 8, references)
     assert np.cos(layer.now) == pytest.approx(np.exp(-many), rel=1e-9)
     assert np.cos(layer.scaled) == pytest.approx(np.exp(-8 * one), rel=1e-6)
     assert layer.independent == pytest.approx(1, rel=1e-9)
     assert layer.kept == pytest.approx(measured_scaling_ratio(many, one, 8), rel=1e-5)
-    scatter = np.std([by_hand(weights, 8, [step]) for step in references], ddof=1) / np.sqrt(52)
-    assert layer.error == pytest.approx(layer.kept * scatter / many / 2, rel=1e-5)
+    relative = [np.array([by_hand(weights, n, [step]) for step in references]) for n in DISTANCES[1:]]
+    relative = [each / -np.log(np.mean(np.exp(-each))) for each in relative]
+    scatter = np.mean([np.var(each, ddof=1) for each in relative]) / 52  # of all distances, which scatter alike
+    single = np.array([1 - cosine(*weights[[step, step + 1]]) for step in range(120, 240)])
+    scatter += np.var(single, ddof=1) / 120 / np.mean(single) ** 2
+    assert layer.error == pytest.approx(layer.kept * np.sqrt(scatter) / 2, rel=1e-4)
     assert set(result.refused) == {"2.weight"}
 
 
@@ -129,15 +134,65 @@ def test_scaling_breaks_where_a_tenth_is_lost(plain):
 
 
 def test_distances_between_and_beyond_follow_a_power():
-    turning = _Turning(np.array([1.0, 4.0, 16.0]), np.array([1.0, 4.0, 8.0]), np.zeros(3), references=1)
-    assert turning.at(np.array([2.0, 8.0, 32.0])) == pytest.approx([2.0, np.sqrt(32), 8 * np.sqrt(2)])
-    assert turning.reach == 32
+    kept = _Kept(1.0, np.ones(32), np.array([1.0, 4.0, 16.0]), np.array([1.0, 1.0, 0.5]), np.zeros(3), np.ones(3))
+    assert kept.at(np.array([2.0, 8.0, 32.0])) == pytest.approx([1, np.sqrt(0.5), np.sqrt(0.125)])
+    assert kept.reach == 32
+
+
+def test_a_distance_with_few_pairs_gives_way_to_its_neighbours(plain):
+    one = one_step(plain)
+    samples, metadata, _ = plain
+    many, few = rows({4: 4 * one, 8: 8 * one}, steps=range(150, 180, 3)), rows({2: one, 4: 4 * one}, steps=(150, 153))
+    (layer,) = eq.translate(run=Run(samples, pa.concat_tables([many, few]), metadata), batch=2).layers
+    assert layer.kept == pytest.approx(1, rel=1e-5)
+
+
+def test_a_schedule_that_changes_lr_all_the_time_is_refused_with_what_would_do(plain):
+    samples, metadata, _ = plain
+    ramp = pa.array(np.linspace(0.5, 0.1, samples.num_rows))
+    run = Run(samples.set_column(samples.column_names.index("lr"), "lr", ramp), rows({2: 0.01}), metadata)
+    with pytest.raises(
+        EquilibriaError, match=r"lr changes from sample to sample.*2,048 steps with lr held at the value"
+    ):
+        eq.translate(run=run, batch=2)
+
+
+def test_the_stated_error_covers_the_turning_of_the_same_walk():
+    """Stationary restoring noise: the pairs of the whole walk give the true D(n), 24 windows of it an estimate each."""
+    rng = np.random.default_rng(8)
+    rates = np.repeat(np.geomspace(0.3, 1e-3, 30), 2)
+    noise = np.sqrt(rates + 0.02)
+    off, misses, errors = noise / np.sqrt(rates * (2 - rates)) * rng.standard_normal(60), [], []
+    path = np.empty((24 * 3072 + 1, 60))
+    for step in range(len(path)):
+        path[step] = off
+        off = off * (1 - rates) + noise * rng.standard_normal(60)
+    path = path * 0.02 + 1.0
+    unit = path / np.linalg.norm(path, axis=1, keepdims=True)
+    pairs = [(begin + after, n) for begin in (0, 256, 512) for n in (2, 4, 8, 16) for after in (0, n)]
+    pairs += [(begin, 32) for begin in (0, 32, 256, 512)]
+    starts = [(base + begin, n) for base in range(0, 24 * 3072, 1024) for begin, n in pairs]
+    listed = [(step, NAME, n, -np.log(unit[step] @ unit[step + n])) for step, n in starts if step + n < len(unit)]
+    step, param, distance, value = zip(*listed, strict=True)
+    table = pa.table({"step": step, "param": param, "distance": distance, "turned": value})
+    entries = [{"entries": 60}]
+    for n in (2, 4, 8, 16, 32):
+        true = -np.log(np.mean(np.sum(unit[:-n] * unit[n:], axis=1)))
+        for window in range(24):
+            limits = np.array([window * 3072]), np.array([(window + 1) * 3072 - 1])
+            (found,) = measured_turning(table, [NAME], first=limits[0], last=limits[1], entries=entries)
+            place = found.distance.tolist().index(n)
+            errors.append(found.error[place])
+            misses.append((found.turned[place] / true - 1) / found.error[place])
+    assert 0.02 < np.mean(errors) < 0.12
+    assert 0.7 < np.sqrt(np.mean(np.square(misses))) < 1.4
+    assert np.mean(np.abs(misses) > 2) < 0.12
 
 
 @pytest.mark.parametrize("rule", [SGD(1e-3, 0.1, momentum=0.9), AdamW(1e-3, 0.1)])
 def test_momentum_alone_is_not_taken_for_a_failure_of_scaling(rule):
     """To first order in lr wd, which is 1e-4: the law of one scaled step."""
-    assert np.sqrt(_independent(rule, 8)[-1]) == pytest.approx(linear_scaling_ratio(rule, 8), rel=1e-3)
+    assert np.sqrt(independent_turning(rule, 8)[-1]) == pytest.approx(linear_scaling_ratio(rule, 8), rel=1e-3)
 
 
 def test_only_the_later_half_of_the_last_stretch_with_one_lr_counts():
@@ -148,7 +203,7 @@ def test_only_the_later_half_of_the_last_stretch_with_one_lr_counts():
     over = rows({8: 0.5}, steps=[113])  # it would end after the last sample
     result = eq.translate(run=Run(samples, pa.concat_tables([early, late, over]), metadata), batch=8)
     (layer,) = result.layers
-    assert (result.first, result.last, layer.references, result.present.lr) == (90, 119, 1, pytest.approx(0.05))
+    assert (result.first, result.last, layer.pairs, result.present.lr) == (90, 119, 1, pytest.approx(0.05))
     assert np.cos(layer.now) == pytest.approx(np.exp(-by_hand(weights, 8, [95])), rel=1e-9)
     with pytest.raises(
         EquilibriaError, match="later half of the steps since lr, weight decay or momentum last changed"
@@ -198,8 +253,8 @@ def test_the_command_prints_the_layers(plain, monkeypatch):
     shown = CliRunner().invoke(app, LINE.split(), catch_exceptions=False).output
     words = " ".join(shown.split())
     assert "steps 120 to 239, the later half" in words and "over up to 16 steps, on 1 layer" in words
-    assert "the ratio is 0.98 of that of independent gradients: 2 % of the angle is pulled back" in words
-    assert "no layer loses 10 % of the angle up to 32 times the batch" in words
+    assert "the ratio is 0.98 of that of independent gradients: later steps take back 2 % of the angle" in words
+    assert "up to a batch x 32, the present steps turn no layer 10 % less" in words
     got = json.loads(CliRunner().invoke(app, f"{LINE} --json".split()).output)
     assert got["optimizer"] == "SGD" and got["layers"][0]["kept"] == pytest.approx(np.sqrt(0.96), rel=1e-4)
     assert got["rule"]["lr"] == pytest.approx(4.0)

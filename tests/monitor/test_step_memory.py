@@ -17,8 +17,14 @@ import equilibria as eq
 from equilibria.monitor.monitor import Monitor
 from equilibria.monitor.sampler import Sampler
 from equilibria.monitor.step_memory import LONGEST, Comparison, DiffusionLog
+from equilibria.tensors.subsample import Subsample
 
 DISTANCES = [2**power for power in range(11)]
+# Without samples in between. A pair of n steps begins n steps after another one as well, and short ones thrice.
+BURSTS = {(begin + after, n) for begin in (0, 256, 512) for n in (2, 4, 8, 16) for after in (0, n)}
+BURSTS |= {(begin, 32) for begin in (0, 256, 512)} | {(32, 32), (0, 1), (1, 1)}
+PAIRS = BURSTS | {(begin, n) for n in DISTANCES[6:10] for begin in (0, n)} | {(0, 1024)}
+PAIRS |= {(LONGEST + begin, n) for begin, n in PAIRS if begin + n <= 64}
 
 
 def sgd(net, **settings):
@@ -54,13 +60,35 @@ def test_turning_is_that_of_the_weights(make, granularity):
         kept = history_of(net, optimizer, LONGEST + 70)
         rows = monitor.diffusion().to_pylist()
     units = 3 if granularity == "tensor" else 8 + 8 + 3
-    assert [row["distance"] for row in rows] == np.repeat([*DISTANCES, *DISTANCES[:7]], units).tolist()
-    assert {row["step"] for row in rows} == {0, LONGEST}
+    assert len(rows) == len(PAIRS) * units
+    assert {(row["step"], row["distance"]) for row in rows} == PAIRS
     for row in rows:
         name, _, index = row["param"].removesuffix("]").partition("[")
         a, b = (kept[step][name] for step in (row["step"], row["step"] + row["distance"]))
         a, b = (a[int(index)], b[int(index)]) if index else (a, b)
         assert row["turned"] == pytest.approx(turned(a, b), rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_samples_every_four_steps_make_a_pair_of_up_to_32_steps_every_32_steps(momentum):
+    net = make_net()
+    optimizer = sgd(net, momentum=momentum)
+    with Monitor(net, optimizer, every=4) as monitor:
+        train(net, optimizer, LONGEST)
+        rows = [row for row in monitor.diffusion().to_pylist() if row["param"] == "0.weight"]
+    pairs = {n: [row["step"] for row in rows if row["distance"] == n] for n in (2, 4, 8, 16, 32)}
+    assert {n: len(steps) for n, steps in pairs.items()} == {2: 6, 4: 32, 8: 32, 16: 32, 32: 31}  # one to come
+    assert all(np.min(np.diff(steps)) >= n for n, steps in pairs.items()), "pairs of one distance do not overlap"
+
+
+def test_the_coordinates_are_read_at_two_per_cent_of_the_steps(monkeypatch):
+    net = make_net()
+    optimizer = sgd(net, momentum=0.9)
+    reads = []
+    monkeypatch.setattr(Subsample, "weights", lambda self, read=Subsample.weights: reads.append(1) or read(self))
+    with Monitor(net, optimizer, every=10**6):
+        train(net, optimizer, 2 * LONGEST)
+    assert len(reads) == 2 * 21
 
 
 def test_a_large_tensor_is_represented_by_a_thousand_coordinates():
@@ -143,7 +171,7 @@ def test_rolling_back_supersedes_later_comparisons(tmp_path):
         monitor.flush()
         in_memory = monitor.diffusion()
     distances = [row["distance"] for row in in_memory.to_pylist() if row["param"] == "0.weight"]
-    assert distances == [1, 2, 4, 8]
+    assert distances == [1, 1, 2, 2, 4, 4, 8]
     assert eq.read_run(tmp_path / "run").diffusion().to_pylist() == in_memory.to_pylist()
 
 
@@ -157,7 +185,7 @@ def test_a_weight_changed_from_outside_is_left_out_until_the_next_reference():
         train(net, optimizer, 15, seed=2)
         rows, pulls = monitor.diffusion().to_pylist(), column(monitor, "pull", "0.weight")
     distances = {name: [row["distance"] for row in rows if row["param"] == name] for name in ("0.weight", "4.weight")}
-    assert distances == {"0.weight": [1, 2, 4], "4.weight": [1, 2, 4, 8, 16]}
+    assert distances == {"0.weight": [1, 1, 2, 2, 4, 8], "4.weight": [1, 1, 2, 2, 4, 4, 8, 8, 16]}
     assert [step for step, pull in enumerate(pulls) if pull is not None] == [1, 3, 7, 9, 11, 13, 15, 17, 19]
 
 

@@ -128,7 +128,8 @@ def correlated(layers: Sequence[Layer]) -> Iterator[Finding]:
     worst = max(affected, key=lambda layer: abs((layer.correlation or 1) - 1))
     ratio, off = worst.correlation or 1.0, [layer for layer in affected if layer.explained and _error(layer) > ACCURACY]
     evidence = (
-        f"correlation with the momentum makes ||g||^2 of {worst.name} {ratio:.2f} times as large over steps "
+        f"correlation with the momentum makes L, the ||g||^2 ||w||^2 of the norm law, of {worst.name} {ratio:.2f} "
+        "times as large over steps "
         f"{worst.late_steps[0]:,}-{worst.late_steps[1]:,}"
     )
     if off:

@@ -19,6 +19,8 @@ import pyarrow as pa
 from equilibria._display import Printable, renderer
 from equilibria.diagnosis.run import SampledRun, sampled_run
 from equilibria.diagnosis.series import Array, Series
+from equilibria.diagnosis.turning import Turning, independent_turning, measured_turning
+from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, percent, plain
 from equilibria.theory.correlation import gradient_noise_scale
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule
@@ -50,14 +52,19 @@ class LayerNoise:
         mean_share: m, the mean gradient's share of E|g|^2; of g/v^(1/4) under Adam. None where no law gives it.
         share_error: its standard error.
         noise_scale: gradient noise scale over the batch size, (1 - m)/m; None unless 0 < m < 1.
-        curvature: |w|^2 e'He/|e|^2 along the step e, loss per rad^2; None for the network.
+        curvature: |w|^2 e'(He)/|e|^2 in loss per rad^2, e the layer's part of the step and He that of all layers: its
+            part of e'He, the other layers' steps included, not the curvature along its own step alone. None for the
+            network.
         curvature_error: its standard error.
         lr_curvature: lr/|w|^2 times the curvature, for SGD and SGDW; None for others.
         doubt: why the noise scale is not reliable; "" if it is.
         curvature_doubt: the same for the curvature.
-        turning: by distance n, D(n)/(n D(1)): how far n steps turn the weight, over n uncorrelated steps; of the
-            comparisons in the window, without the distances that too few of them cover.
+        turning: by distance n, D(n)/D(1) over that of independent gradients under the same rule, which is n for plain
+            SGD and more with momentum; of the pairs in the window, none under a rule without a law, without the
+            distances that too few of them cover.
         turning_doubt: why distances from 16 on are missing from it; "" if none is.
+        update_gain: kappa, AdamW's squared update over that of independent gradients, (1+b1)/(1-b1) mean((m/sqrt v)^2):
+            the equilibrium norm grows by its root. None for other rules.
     """
 
     name: str
@@ -73,6 +80,7 @@ class LayerNoise:
     curvature_doubt: str = "no samples"
     turning: Mapping[int, float] | None = None
     turning_doubt: str = ""
+    update_gain: float | None = None
 
     @property
     def reliable(self) -> bool:
@@ -130,7 +138,7 @@ def noise_of_run(run: SampledRun, diffusion: pa.Table | None = None) -> Gradient
     measured = _Measured(run, late)
     share, bend = measured.share, measured.bend
     lr = late.mean(late.columns["effective_lr"])
-    turning = _turning(diffusion, late)
+    turning, gain = _turning(run, diffusion, late), late.mean(late.columns["update_gain"])
     layers = []
     for place, (name, rule) in enumerate(zip(late.names, run.rules, strict=True)):
         if not late.counts[place]:
@@ -156,6 +164,7 @@ def noise_of_run(run: SampledRun, diffusion: pa.Table | None = None) -> Gradient
                 ),
                 _first(doubts, bend.bursts(place), _curvature_doubts(h), _faint(m[0], rule)),
                 *turning[place],
+                float(gain[place]) if math.isfinite(gain[place]) else None,
             )
         )
     return GradientNoise(tuple(layers), _network(run, measured, layers), batch)
@@ -366,7 +375,10 @@ def _share_doubts(
         if isinstance(rule, AdamW | AdamL2) and steps.min() < _WARM / (1 - rule.betas[1]):
             yield f"Adam's second moment is not complete before step {math.ceil(_WARM / (1 - rule.betas[1])):,}"
         if epoch is None:
-            yield f"it holds if an epoch has {math.ceil(longest):,} steps: tell eq.watch(..., steps_per_epoch=)"
+            yield (
+                f"it holds if an epoch has {math.ceil(longest):,} steps: tell eq.watch(..., steps_per_epoch=); of a "
+                "stream that never repeats, the steps of the whole run"
+            )
         elif epoch < longest:
             yield f"batches depend on each other: an epoch has {epoch:,} steps, and {math.ceil(longest):,} are needed"
 
@@ -384,54 +396,52 @@ def _curvature_doubts(curvature: tuple[float | None, float | None]) -> Iterator[
 # ---- turning over many steps
 
 
-def _turning(diffusion: pa.Table | None, late: Series) -> list[tuple[dict[int, float], str]]:
-    """For every layer D(n)/(n D(1)) by n, from the references in its window, and why distances are left out.
+def _turning(run: SampledRun, diffusion: pa.Table | None, late: Series) -> list[tuple[dict[int, float], str]]:
+    """For every layer D(n)/D(1) over that of independent gradients, by n, and why distances are left out.
 
-    D(1) comes from all of its samples.
+    D(1) comes from all samples of the window.
     """
-    if diffusion is None or not diffusion.num_rows:
-        return [({}, "") for _ in late.names]
-    coded = diffusion["param"].unify_dictionaries().combine_chunks()
-    places = {name: place for place, name in enumerate(late.names)}
-    layer = np.array([places.get(name, -1) for name in coded.dictionary.to_pylist()])[coded.indices.to_numpy()]
-    begin = np.where(late.counts > 0, np.append(late.columns["step"], 0)[late.first[:-1]], np.iinfo(np.int64).max)
-    step, distance = diffusion["step"].to_numpy(), diffusion["distance"].to_numpy()
-    inside = (layer >= 0) & (step >= begin[layer]) & (distance > 0)
-    layer, distance = layer[inside], distance[inside]
-    cosine = np.exp(-diffusion["turned"].to_numpy()[inside])  # null is NaN, and spoils the mean of its distance
-    distances, which = np.unique(distance, return_inverse=True)
-    key = layer * len(distances) + which
-    shape = len(late.names), len(distances)
-    sums, counts = (np.bincount(key, part, minlength=shape[0] * shape[1]).reshape(shape) for part in (cosine, None))
+    never = np.iinfo(np.int64).max
+    first = np.where(late.counts > 0, np.append(late.columns["step"], 0)[late.first[:-1]], never)
+    last = np.full(len(first), never - 1)
+    measured = measured_turning(diffusion, late.names, first=first, last=last, entries=run.entries)
     with np.errstate(all="ignore"):
         one_step = late.mean(-np.log(np.cos(late.columns["angle"])))
-        ratios = -np.log(sums / counts) / (distances * one_step[:, None])
     return [
-        _sure_turning(late.of(place), distances, ratios[place], counts[place]) if late.counts[place] else ({}, "")
-        for place in range(len(late.names))
+        _sure_turning(late.of(place), turning, one, rule) if late.counts[place] else ({}, "")
+        for place, (turning, one, rule) in enumerate(zip(measured, one_step.tolist(), run.rules, strict=True))
     ]
 
 
 def _sure_turning(
-    samples: Mapping[str, Array], distances: Array, ratios: Array, references: Array
+    samples: Mapping[str, Array], turning: Turning, one_step: float, rule: Rule | None
 ) -> tuple[dict[int, float], str]:
-    """The distances at which some references stand for the whole window, and the largest error of the others.
+    """The distances at which some pairs stand for the whole window, and the largest error of the others.
 
     Where steps pull back, D(n) holds the latest D(n)/D(1) of the n steps; the effect of the earlier ones is undone. If
     16 steps vary too much, so do more: where rare long steps make most of D(16), they make much of D(1024).
     """
+    if rule is None or not one_step > 0 or not len(turning.distance):
+        return {}, ""
+    distances, pairs = turning.distance.astype(np.int64), turning.pairs.astype(np.int64)
+    try:
+        independent = independent_turning(rule, int(distances[-1]))[distances - 1]
+    except EquilibriaError:  # a measured law, or settings without an equilibrium
+        return {}, ""
+    ratios = turning.turned / (distances * one_step)
     known = np.isfinite(ratios) & (ratios > 0)
     effective = np.clip(np.where(known, distances * ratios, 1), 1, distances)
     errors = np.array(
         [
             _turning_error(samples["step"], samples["angle"] ** 2, steps=steps, stretches=count)
-            for steps, count in zip(effective.tolist(), references.tolist(), strict=True)
+            for steps, count in zip(effective.tolist(), pairs.tolist(), strict=True)
         ]
     )
     short = distances == _SHORT
     errors[distances > _SHORT] = np.maximum(errors[distances > _SHORT], errors[short].max(initial=0.0))
     sure = known & (errors <= _SURE_TURNING)
-    values = {int(n): float(value) for n, value in zip(distances[sure], ratios[sure], strict=True)}
+    over = ratios / independent
+    values = {int(n): float(value) for n, value in zip(distances[sure], over[sure], strict=True)}
     left_out = np.flatnonzero(known & ~sure & (distances >= _SHORT))
     if not len(left_out):
         return values, ""
@@ -439,7 +449,7 @@ def _sure_turning(
         return values, f"{len(samples['step'])} samples do not show how much the angle varies"
     worst = left_out[np.argmax(errors[left_out])]
     return values, (
-        f"the angle varies so much from step to step that {references[worst]} comparisons over {distances[worst]:,} "
+        f"the angle varies so much from step to step that {pairs[worst]} comparisons over {distances[worst]:,} "
         f"steps give D(n) with a standard error of {percent(errors[worst])}"
     )
 

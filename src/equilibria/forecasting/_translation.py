@@ -6,20 +6,18 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equilibria.diagnosis.gradient_size import late_from
 from equilibria.diagnosis.run import SampledRun, sampled_run
 from equilibria.diagnosis.series import SETTINGS
+from equilibria.diagnosis.turning import Turning, independent_turning, measured_turning
 from equilibria.errors import EquilibriaError, whole
 from equilibria.findings import counted
 from equilibria.forecasting._layers import RunLike, as_run
 from equilibria.theory._reals import Array
-from equilibria.theory.angles import n_step_angles
 from equilibria.theory.identified import Identified
 from equilibria.theory.rules import AdamL2, AdjustLr, Rule, check_rule
 from equilibria.theory.schedules import ScheduleLike
@@ -36,8 +34,9 @@ from equilibria.theory.translation import (
 
 _LOST = 0.1  # share of the angle that steps which pull back may take before scaling counts as broken
 _BEYOND = 2  # times the longest measured distance, to which turning is extrapolated as a power: within 10 % on networks
-_RIGHT_ANGLE = 1e-12  # cosine that stands for one, which no measured turning reaches
+_SPARSE = 0.25  # of the pairs of a longer distance: with fewer, a power of n between its neighbours is closer
 _ONE = 1e-6  # relative difference of settings within one stretch
+_RAMP = 5  # samples with another lr each: a schedule that changes it all the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +45,20 @@ class LayerScaling:
 
     Attributes:
         name: of the layer.
-        references: weights in the stretch from which turning was measured.
+        pairs: of weights in the stretch, at the nearest distance from which ``now`` was measured.
         now: angle over the ``batch`` steps of the present settings, radians; measured.
         scaled: angle of one step of the scaled settings, radians; predicted.
         independent: ``now / scaled`` by the law for independent gradients: 1 for plain SGD, more with momentum.
         kept: ``now / scaled`` over ``independent``; below 1 where steps pull back.
-        error: standard error of ``kept`` from the scatter between references; NaN with a single one.
-        breaks_at: factor of the batch size from which on ``kept`` is 0.9 or less; None if that is beyond twice the
-            longest measured distance.
+        error: standard error of ``kept``: the scatter between pairs and between single steps, and the coordinates that
+            are not read. NaN where no distance has two pairs.
+        breaks_at: factor of the batch size from which on ``kept`` is 0.9 or less: the present steps turn the layer 10 %
+            less against the scaled step than independent gradients would. None if that is beyond twice the longest
+            measured distance.
     """
 
     name: str
-    references: int
+    pairs: int
     now: float
     scaled: float
     independent: float
@@ -225,7 +226,7 @@ def _to_sphere(rule: Rule, of_optimizer: Mapping[str, Any], of_sphere: Mapping[s
 # ---- a run
 
 
-_HOW = "eq.watch(model, optimizer, log_dir=...) of this version measures it again every 1,024 steps"
+_HOW = "eq.watch(model, optimizer, log_dir=...) of this version measures it in every 1,024 steps"
 
 
 def _scale_run(run: RunLike, batch: int) -> BatchScaling:
@@ -240,21 +241,23 @@ def _scale_run(run: RunLike, batch: int) -> BatchScaling:
             argument="run",
         )
     sampled = sampled_run(source.samples(), metadata=source.metadata)
-    turned = _by_layer(table)
+    taken = sampled.taken
+    found = [_stretch(taken.of(position)) for position in range(len(taken.names))]
+    limits = np.array([stretch[:2] for stretch in found], dtype=np.int64).reshape(-1, 2).T
+    turning = measured_turning(table, taken.names, first=limits[0], last=limits[1], entries=sampled.entries)
     layers: list[LayerScaling] = []
     rules: list[Rule] = []
     refused: dict[str, str] = {}
     stretches, longest = [], 1
-    for position, name in enumerate(sampled.taken.names):
-        stretch = _stretch(sampled.taken.of(position))
-        measured = _Turning.measured(turned.get(name), stretch)
+    for position, (name, stretch) in enumerate(zip(taken.names, found, strict=True)):
+        measured = _Kept.measured(turning[position], stretch, sampled.rules[position])
         reason = _refusal(sampled, position, measured, batch)
         if reason:
             refused[name] = reason
             continue
         rule = sampled.rules[position]
         assert rule is not None and measured is not None
-        layers.append(_layer(name, rule, measured, batch))
+        layers.append(_layer(name, measured, batch))
         rules.append(rule)
         stretches.append((stretch[0], stretch[1]))
         longest = max(longest, int(measured.distance[-1]))
@@ -277,25 +280,14 @@ def _scale_run(run: RunLike, batch: int) -> BatchScaling:
     )  # fmt: skip
 
 
-def _by_layer(table: Any) -> dict[str, dict[str, NDArray[Any]]]:
-    """The columns of the table for every parameter; NaN where a weight turned by more than a right angle."""
-    names = np.asarray(table["param"].to_pylist(), dtype=object)
-    columns = {
-        "step": table["step"].to_numpy(),
-        "distance": table["distance"].to_numpy(),
-        "turned": table["turned"].to_numpy(),
-    }
-    return {str(name): {key: values[names == name] for key, values in columns.items()} for name in np.unique(names)}
+def _stretch(columns: Mapping[str, Array]) -> tuple[int, int, float, float]:
+    """First and last step of the later half of the last stretch with one setting; D(1) in it and its relative error.
 
-
-def _stretch(columns: Mapping[str, Array]) -> tuple[int, int, float]:
-    """First and last step of the later half of the last stretch with one setting, and D(1) in it; NaN without samples.
-
-    D(1) comes from the angles of the samples, which are many; a reference gives one step of every 1,024.
+    D(1) comes from the angles of the samples, which are many; NaN without samples.
     """
     steps = columns["step"]
     if not len(steps):
-        return 0, 0, np.nan
+        return 0, 0, np.nan, np.nan
     same = np.ones(len(steps), dtype=bool)
     for name in SETTINGS:
         last = columns[name][-1]
@@ -303,43 +295,54 @@ def _stretch(columns: Mapping[str, Array]) -> tuple[int, int, float]:
     begin = len(steps) - int(np.argmin(same[::-1])) if not same.all() else 0
     late = math.ceil(late_from(steps[begin], steps[-1]))
     angles = columns["angle"][steps >= late]
-    angles = angles[np.isfinite(angles)]
-    one_step = float(-np.log1p(-np.mean(2 * np.sin(angles / 2) ** 2))) if len(angles) else np.nan
-    return late, int(steps[-1]), one_step
+    apart = 2 * np.sin(angles[np.isfinite(angles)] / 2) ** 2
+    if not len(apart):
+        return late, int(steps[-1]), np.nan, np.nan
+    mean = float(np.mean(apart))
+    error = float(np.std(apart, ddof=1) / np.sqrt(len(apart)) / mean) if len(apart) > 1 and mean > 0 else np.nan
+    return late, int(steps[-1]), float(-np.log1p(-mean)), error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Turning:
-    """D(n) of one layer in a stretch: distances, 1 first, and -ln of the mean cosine over each.
+class _Kept:
+    """D(n) of one layer in a stretch over that of independent gradients, 1 at n = 1 and at the measured distances.
 
-    ``error`` is the relative standard error of D from the scatter between references.
+    Attributes:
+        one_step: D(1).
+        independent: D(n)/(n D(1)) of independent gradients for n = 1, 2, ... up to the reach.
+        distance: 1 and the measured distances.
+        ratio: D(n)/(n D(1)) over the independent one.
+        error: relative standard errors of it.
+        pairs: of weights at each distance; of one step none.
     """
 
+    one_step: float
+    independent: Array
     distance: Array
-    turned: Array
+    ratio: Array
     error: Array
-    references: int
+    pairs: Array
 
     @classmethod
-    def measured(cls, rows: Mapping[str, NDArray[Any]] | None, stretch: tuple[int, int, float]) -> _Turning | None:
-        """From the rows that begin and end in the stretch; None if there are none, or no angles of single steps."""
-        first, last, one_step = stretch
-        if rows is None or not one_step > 0:
+    def measured(cls, turning: Turning, stretch: tuple[int, int, float, float], rule: Rule | None) -> _Kept | None:
+        """None if there are no pairs in the stretch, no angles of single steps, or no law of the rule."""
+        _, _, one_step, error = stretch
+        most = np.append(np.maximum.accumulate(turning.pairs[::-1])[::-1][1:], 0)  # at longer distances
+        used = (turning.distance > 1) & (turning.pairs >= _SPARSE * most)
+        if not used.any() or not one_step > 0 or not _has_law(rule):
             return None
-        inside = (rows["step"] >= first) & (rows["step"] + rows["distance"] <= last + 1) & (rows["distance"] > 1)
-        distance, turned = rows["distance"][inside], rows["turned"][inside]
-        known = [(1.0, one_step, 0.0)]
-        for n in np.unique(distance):
-            each = turned[distance == n]
-            mean = -np.log(np.mean(np.exp(-each)))
-            if not np.isfinite(mean):  # a weight beyond a right angle: D is not known, nor farther on
-                break
-            error = np.std(each, ddof=1) / np.sqrt(len(each)) / mean if len(each) > 1 else np.nan
-            known.append((float(n), float(mean), float(error)))
-        if len(known) < 2:
-            return None
-        distances, means, errors = np.array(known).T
-        return cls(distances, means, errors, references=len(np.unique(rows["step"][inside])))
+        assert rule is not None
+        distance = turning.distance[used]
+        independent = independent_turning(rule, int(_BEYOND * distance[-1]))
+        ratio = turning.turned[used] / (distance * one_step * independent[distance.astype(np.int64) - 1])
+        return cls(
+            one_step,
+            independent,
+            np.append(1.0, distance),
+            np.append(1.0, ratio),
+            np.append(0.0, np.hypot(turning.error[used], error)),
+            np.append(0, turning.pairs[used]),
+        )
 
     @property
     def reach(self) -> int:
@@ -347,19 +350,23 @@ class _Turning:
         return int(_BEYOND * self.distance[-1])
 
     def at(self, steps: Array) -> Array:
-        """D over numbers of steps up to the reach: a power of n between measured distances, and beyond the last."""
-        x, y = np.log(self.distance), np.log(self.turned)
+        """The ratio over numbers of steps up to the reach: a power of n between measured distances and beyond."""
+        x, y = np.log(self.distance), np.log(self.ratio)
         inside = np.interp(np.log(steps), x, y)
         slope = (y[-1] - y[-2]) / (x[-1] - x[-2])
         return np.exp(np.where(np.log(steps) > x[-1], y[-1] + slope * (np.log(steps) - x[-1]), inside))
 
 
-def _refusal(run: SampledRun, position: int, measured: _Turning | None, batch: int) -> str:
+def _has_law(rule: Rule | None) -> bool:
+    return rule is not None and not isinstance(rule, AdamL2) and rule.weight_decay * rule.lr > 0
+
+
+def _refusal(run: SampledRun, position: int, measured: _Kept | None, batch: int) -> str:
     """Why the scaling of a layer cannot be predicted, "" if it can."""
     rule = run.rules[position]
     if rule is None:
         return str(run.entries[position].get("no_law") or "no law for its optimizer and settings")
-    if isinstance(rule, AdamL2) or not rule.weight_decay * rule.lr > 0:
+    if not _has_law(rule):
         kind = "Adam with coupled L2, whose angle depends on the gradients" if isinstance(rule, AdamL2) else "no decay"
         return f"{kind}: no law says how far a scaled step turns it"
     if not run.invariant[position]:
@@ -367,10 +374,7 @@ def _refusal(run: SampledRun, position: int, measured: _Turning | None, batch: i
             return "undecided whether it is scale-invariant: label it, eq.watch(..., invariant=eq.symmetries(...))"
         return "not scale-invariant: the laws do not hold for it"
     if measured is None:
-        return (
-            "no turning over many steps was measured in the later half of the steps since lr, weight decay or momentum "
-            "last changed"
-        )
+        return _unsettled(run.taken.of(position))
     if batch > measured.reach:
         return (
             f"its turning was measured over up to {measured.distance[-1]:,.0f} steps, from which {batch:,} cannot be "
@@ -379,28 +383,37 @@ def _refusal(run: SampledRun, position: int, measured: _Turning | None, batch: i
     return ""
 
 
-def _layer(name: str, rule: Rule, measured: _Turning, batch: int) -> LayerScaling:
-    steps = np.arange(1.0, measured.reach + 1)
-    independent = np.sqrt(_independent(rule, measured.reach))
-    ratio = np.sqrt(measured.at(steps) / (steps * measured.turned[0]))
-    kept = ratio / independent
-    last_whole = int(steps[kept > 1 - _LOST][-1])
-    now, scaled = measured.at(np.array([batch]))[0], batch * measured.turned[0]
-    error = np.interp(np.log(batch), np.log(measured.distance), measured.error) / 2  # of a root
-    return LayerScaling(
-        name=name,
-        references=measured.references,
-        now=float(np.arccos(np.exp(-now))),
-        scaled=float(np.arccos(np.exp(-scaled))),
-        independent=float(independent[batch - 1]),
-        kept=float(kept[batch - 1]),
-        error=float(kept[batch - 1] * error),
-        breaks_at=last_whole + 1 if last_whole < measured.reach else None,
+def _unsettled(columns: Mapping[str, Array]) -> str:
+    """Why a layer has no pairs of weights at its last settings, and what would give some."""
+    steps, lr = columns["step"], columns["lr"]
+    before = lr[: len(lr) - 1][-_RAMP:]
+    if len(before) and np.all(np.abs(np.diff(np.append(before, lr[-1]))) > _ONE * lr[-1]):
+        return (
+            f"lr changes from sample to sample, last from {before[-1]:.3g} to {lr[-1]:.3g} at step {steps[-1]:,.0f}; "
+            "how far a scaled step turns a layer follows from settings at which its norm has settled: watch some 2,048 "
+            "steps with lr held at the value that is to be scaled, such as the peak of the schedule, and give that run"
+        )
+    return (
+        "no turning over many steps was measured in the later half of the steps since lr, weight decay or momentum "
+        "last changed: watch some 2,048 steps without a change"
     )
 
 
-@lru_cache(maxsize=64)
-def _independent(rule: Rule, steps: int) -> Array:
-    """D(n) / (n D(1)) of independent gradients for n = 1..steps; layers of a group share it."""
-    turned = -np.log(np.maximum(np.cos(n_step_angles(rule, steps)[1:]), _RIGHT_ANGLE))
-    return np.asarray(turned / (np.arange(1, steps + 1) * turned[0]))
+def _layer(name: str, measured: _Kept, batch: int) -> LayerScaling:
+    steps = np.arange(1.0, measured.reach + 1)
+    kept = np.sqrt(measured.at(steps))
+    last_whole = int(steps[kept > 1 - _LOST][-1])
+    own, independent = kept[batch - 1], measured.independent[batch - 1]
+    scaled = batch * measured.one_step
+    nearest = int(np.argmin(np.abs(np.log(measured.distance[1:] / batch)))) + 1
+    error = np.interp(np.log(batch), np.log(measured.distance), measured.error) / 2  # of a root
+    return LayerScaling(
+        name=name,
+        pairs=int(measured.pairs[nearest]),
+        now=float(np.arccos(np.exp(-scaled * own**2 * independent))),
+        scaled=float(np.arccos(np.exp(-scaled))),
+        independent=float(np.sqrt(independent)),
+        kept=float(own),
+        error=float(own * error),
+        breaks_at=last_whole + 1 if last_whole < measured.reach else None,
+    )

@@ -270,7 +270,7 @@ class OptimizerHooks:
         for index in self._marks.changed(self._own_changes()):
             self._changed[self._plain[index]] = True
             self.memory.forget(self._plain[index])
-        self.memory.look(self.count, self.step, keep=self._needs_pull())
+        self.memory.look(self.count, self.step, keep=self._needs_pull(), sampled=self._is_due)
         if self._is_due:
             with torch.no_grad():
                 self._reading = self._read_before(has_closure=has_closure)

@@ -323,24 +323,26 @@ def compared_in_one_line(table: pa.Table, sessions: NDArray[np.int64], *, resume
     """The rows of a diffusion table whose comparison no later one supersedes.
 
     A run that goes back to a step makes the comparisons from there on again: of each parameter those rows stay that no
-    later row of it, and no later session, comes before.
+    later row of it, and no later session, comes before. Of one step shorter distances come first.
 
     Args:
         table: a diffusion table.
         sessions: of every row, in ascending order.
         resumed: by session, its first sampled step.
     """
-    made = table["step"].to_numpy() + table["distance"].to_numpy()  # the step before which weights were compared
+    distance = table["distance"].to_numpy()
+    made = table["step"].to_numpy() + distance  # the step before which weights were compared
     kept = np.ones(len(made), dtype=bool)
     for session, first in resumed.items():
         kept &= (sessions >= session) | (made < first)
     codes = np.asarray(table["param"].unify_dictionaries().combine_chunks().indices.to_numpy())
+    place = made * (np.max(distance, initial=0) + 1) + distance
     order = np.argsort(codes, kind="stable")
     ends = np.flatnonzero(np.append(np.diff(codes[order]) != 0, True)) + 1
     for begin, end in zip([0, *ends[:-1]], ends, strict=True) if len(order) else ():
         rows = order[begin:end]
-        later = np.minimum.accumulate(np.append(made[rows][1:], np.iinfo(np.int64).max)[::-1])[::-1]
-        kept[rows] &= made[rows] < later
+        later = np.minimum.accumulate(np.append(place[rows][1:], np.iinfo(np.int64).max)[::-1])[::-1]
+        kept[rows] &= place[rows] < later
     return table.filter(pa.array(kept)).unify_dictionaries()
 
 

@@ -64,7 +64,8 @@ def watch(
         granularity: "tensor"; "row" for one sample per row (output channel, token); or one of them by name or pattern,
             such as ``{"embedding.weight": "row"}``. Matrices stacked in one parameter, such as experts, count as so
             many tensors, up to 64 of them.
-        steps_per_epoch: converts steps to settle into epochs, and shows whether successive batches are independent.
+        steps_per_epoch: converts steps to settle into epochs, and shows whether successive batches are independent; of
+            a stream that never repeats, the steps of the whole run.
         batch_size: examples in a batch, all processes together: converts gradient noise scales into examples.
         invariant: the scale-invariant weights: names, tensors, or the result of `equilibria.symmetries`, which also
             labels every layer with how it is invariant. Only these weights get predictions. Without it the mean

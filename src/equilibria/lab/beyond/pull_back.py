@@ -176,7 +176,10 @@ def noise_scales(config: Config, run: Arrays, stage: str) -> tuple[Array, Array]
 
 
 def scaling(config: Config, run: Arrays, stage: str) -> tuple[Array, Array]:
-    """Angle over n small steps over that of one step of an n times larger batch: predicted and measured, per layer."""
+    """Angle over n small steps over that of one step of an n times larger batch: predicted and measured, per layer.
+
+    Both hold the same D(n); measured over predicted is sqrt(n D(1)) of the small steps over that of the large one.
+    """
     factor = round(config.stages(SGD)[stage].factor / config.small.factor)
     small, one_large = turned(run, SMALL), turned(run, stage)[:, 0]
     many = small[:, config.distances(config.small).index(factor)]

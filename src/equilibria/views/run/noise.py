@@ -37,7 +37,8 @@ def noise_table(noise: GradientNoise) -> Printable:
 
 def noise_section(noise: GradientNoise) -> str:
     """The section of a report; "" where nothing was measured."""
-    has_numbers = any(layer.mean_share is not None or layer.curvature is not None for layer in noise.layers)
+    numbers = ("mean_share", "curvature", "update_gain")
+    has_numbers = any(getattr(layer, name) is not None for layer in noise.layers for name in numbers)
     chart = _chart(noise.layers)
     if not has_numbers and not chart:
         return ""
@@ -46,8 +47,10 @@ def noise_section(noise: GradientNoise) -> str:
     if chart:
         parts.append(chart)
         parts.append(
-            '<p class="caption">How far n steps turn a layer, D(n) = −ln cos, over n times one step. At 1 steps are '
-            "independent; below 1 later steps take back what earlier ones did.</p>"
+            '<p class="caption">How far n steps turn a layer, D(n) = −ln cos, for one step of D(1), over how far they '
+            "would with independent gradients under the same optimizer (n for plain SGD, more with momentum). "
+            "1: gradients are independent; below 1: later steps take back what earlier ones did; above 1: they go on "
+            "with it.</p>"
         )
     if has_numbers:
         columns = _columns(noise)
@@ -67,8 +70,9 @@ def _columns(noise: GradientNoise) -> dict[str, list[str]]:
         unit: [_scale(layer, noise.batch_size) for layer in layers],
         "lr ×\ncurvature": [_number(layer.lr_curvature, layer.curvature_doubt) for layer in layers],
         "curvature": [_number(layer.curvature, layer.curvature_doubt) for layer in layers],
-        "D(16) /\n16 D(1)": [_turning(layer, 16) for layer in layers],
-        "D(1024) /\n1024 D(1)": [_turning(layer, 1024) for layer in layers],
+        "D(16) ÷\nindependent": [_turning(layer, 16) for layer in layers],
+        "D(1024) ÷\nindependent": [_turning(layer, 1024) for layer in layers],
+        "κ": [_number(layer.update_gain, "") for layer in layers],
     }
     return {title: cells for title, cells in columns.items() if any(cell != _NOTHING for cell in cells)}
 
@@ -108,6 +112,17 @@ def _notes(noise: GradientNoise) -> list[str]:
     if network.first_step is not None:
         batch = "" if noise.batch_size is None else f", batch {noise.batch_size:,}"
         notes.append(f"steps {network.first_step:,}-{network.last_step:,}{batch}; mean gradient: its share of E|g|²")
+    if any(layer.curvature is not None for layer in noise.layers):
+        notes.append("curvature: a layer's part of e'He along the step e, the other layers' steps included")
+    if any(layer.turning for layer in noise.layers):
+        notes.append(
+            "D(n): how far n steps turn a layer, over n steps with independent gradients under the same optimizer; "
+            "below 1 later steps take back what earlier ones did"
+        )
+    if any(layer.update_gain is not None for layer in noise.layers):
+        notes.append(
+            "κ: AdamW's squared update over that of independent gradients; its root is in the equilibrium norm"
+        )
     notes += _reasons("noise scale", [(layer.name, layer.doubt) for layer in (network, *noise.layers)])
     notes += _reasons("curvature", [(layer.name, layer.curvature_doubt) for layer in noise.layers])
     left_out = len(noise.layers) - _MOST_ROWS + 1
@@ -126,7 +141,7 @@ def _reasons(what: str, doubts: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _chart(layers: Sequence[LayerNoise]) -> str:
-    """D(n)/(n D(1)) of a few layers over log2 n."""
+    """D(n) over that of independent gradients, of a few layers over log2 n."""
     known = [layer for layer in layers if layer.turning]
     spread = [known[round(place * (len(known) - 1) / 3)] for place in range(4)] if len(known) > 4 else known
     lines = [
@@ -139,4 +154,4 @@ def _chart(layers: Sequence[LayerNoise]) -> str:
         for layer, colour in zip(spread, _COLOURS, strict=False)
         if layer.turning
     ]
-    return svg_chart(lines, x="= log2 of the steps n", y="D(n) / (n D(1))", log=True)
+    return svg_chart(lines, x="= log2 of the steps n", y="D(n) / independent", log=True)
