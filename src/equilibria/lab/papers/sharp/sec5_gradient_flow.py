@@ -243,14 +243,14 @@ def draw(config: Config, results: TaskResults) -> Figures:
         yscale="log",
         ylabel="distance/$||w^*||$",
         xlabel="flow time $\\tau = t\\,\\eta_{in}$",
-        legend="lower left",
+        legend=True,
     )
     risk.set(xlabel="flow time $\\tau$", ylabel="test loss", ylim=(0.9 * float(least.mean()), 1.3 * float(flow.mean())))
-    label_panel(risk, "b", "mean of the data sets", legend="upper right")
+    label_panel(risk, "b", "mean of the data sets", legend=True)
     ends.set(xscale="log", xlabel="lr", ylabel="test loss / that of the flow")
     ends.set_xticks(config.lrs, [f"{lr:g}" for lr in config.lrs])
     ends.set_xticks([], minor=True)
-    label_panel(ends, "c", "in the end, each data set", legend="best")
+    label_panel(ends, "c", "in the end, each data set", legend=True)
     return {"section-5": figure}
 
 

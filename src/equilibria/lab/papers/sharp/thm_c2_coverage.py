@@ -292,8 +292,8 @@ def draw(config: Config, results: TaskResults) -> Figures:
         terms.plot(grid, [getattr(bound.final, name) for bound in found], label=label)
     for axis in (gaps, terms):
         axis.set(xscale="log", xlabel="noise $\\sigma$")
-    label_panel(gaps, "a", "gap of perturbed weights", ylabel="loss (nats)", legend="upper right")
-    label_panel(terms, "b", "terms of the bound", yscale="log", ylabel="loss (nats)", legend="best")
+    label_panel(gaps, "a", "gap of perturbed weights", ylabel="loss (nats)", legend=True)
+    label_panel(terms, "b", "terms of the bound", yscale="log", ylabel="loss (nats)", legend=True)
     for place in range(config.regressions):
         way.plot(regression["sharpness"][:, place], regression["test"][:, place], "-", color=COLOURS[0], lw=0.6)
     way.plot(
@@ -302,7 +302,7 @@ def draw(config: Config, results: TaskResults) -> Figures:
     way.plot(
         *(regression[name][1] for name in ("sharpness", "test")), "o", color=COLOURS[2], ms=3.5, label="least norm"
     )
-    label_panel(way, "c", "regression, ten data sets", xlabel="spherical sharpness", ylabel="test loss", legend="best")
+    label_panel(way, "c", "regression, ten data sets", xlabel="spherical sharpness", ylabel="test loss", legend=True)
     return {"theorem-c2": figure}
 
 
