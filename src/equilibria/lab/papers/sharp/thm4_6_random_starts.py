@@ -207,8 +207,8 @@ def draw(config: Config, results: TaskResults) -> Figures:
         axis.set(xscale="log", yscale="log", xlabel="$\\eta$", ylim=(5e-3, 2))
         axis.set_xticks(config.etas, [f"{eta:g}" for eta in config.etas])
         axis.set_xticks([], minor=True)
-        label_panel(axis, letter, "weight decay ($C_b = 2$)" if c_b is None else f"RMSprop, $C_b = {c_b:g}$")
-    axes[0].set_ylabel("largest distance from the flow")
+        title = "weight decay ($C_b = 2$)" if c_b is None else f"RMSprop, $C_b = {c_b:g}$"
+        label_panel(axis, letter, title, ylabel="largest distance from the flow" if c_b is None else "")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return {"theorem-4-6": figure}
 
