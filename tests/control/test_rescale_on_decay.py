@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import (
 )
 
 import equilibria as eq
-from equilibria import theory
+from equilibria import errors, theory
 from equilibria.control import Lion, RescaleOnDecay, WeightDecayScheduler, start_in_equilibrium
 from equilibria.control._rescale_on_decay import RescaleWarning
 from equilibria.errors import EquilibriaError
@@ -669,12 +669,13 @@ def test_a_norm_twice_or_half_that_of_the_equilibrium_warns_once(share, warns):
 
 
 @pytest.mark.filterwarnings("error:.*not rescaled:equilibria.control._rescale_on_decay.RescaleWarning")
-def test_a_warning_that_is_an_error_leaves_everything_as_it_was():
+def test_a_warning_that_is_an_error_does_not_end_the_training(monkeypatch):
+    printed = []
+    monkeypatch.setattr(errors, "_print_warning", printed.append)
     scheduler = stepping(small_net(), [0.1, 1e-9])
-    before = copy.deepcopy([scheduler.state_dict(), scheduler.optimizer.state_dict()])
-    with pytest.raises(RescaleWarning):
+    with warnings.catch_warnings(action="error"):
         scheduler.step()
-    assert before == [scheduler.state_dict(), scheduler.optimizer.state_dict()]
+    assert len(printed) == 1 and "not rescaled" in printed[0]
 
 
 def test_symmetries_can_be_searched_again_before_the_first_training_step():

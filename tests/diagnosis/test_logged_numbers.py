@@ -12,6 +12,7 @@ from equilibria import diagnosis
 from equilibria.diagnosis.run import sampled_run
 from equilibria.records._metrics import KeptMetrics
 from equilibria.serve.follow import FollowedRun
+from equilibria.views.run import page
 
 
 def test_numbers_are_arrays_by_name_sorted_by_step():
@@ -64,6 +65,7 @@ def test_every_diagnosis_has_the_loss(recorded, monkeypatch, look):
         return result
 
     monkeypatch.setattr(diagnosis, "sampled_run", spy)
+    monkeypatch.setattr(page, "sampled_run", spy)
     look(*recorded)
     assert seen
     assert all(metrics["loss"][1].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0] for metrics in seen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -123,7 +124,7 @@ def test_turning_under_pure_noise_is_that_of_independent_steps(name):
     world = Bowl(OPTIMIZERS[name], bend=0.0, steps=2100, log=False)
     for layer in world.noise.layers:
         assert [layer.turning[n] for n in (2, 16, 32)] == pytest.approx([1, 1, 1], rel=0.03)
-        assert layer.turning[256] == pytest.approx(1, rel=0.15)
+        assert list(layer.turning.values()) == pytest.approx([1] * len(layer.turning), rel=0.15)
     shown = noise_section(world.noise)
     assert "1: gradients are independent; below 1" in shown and "D(16) ÷ independent" in shown
 
@@ -143,7 +144,7 @@ def test_turning_is_left_out_where_rare_long_steps_make_most_of_it():
     noise = Bowl(OPTIMIZERS["sgd"], bursts=20.0).noise
     for layer in noise.layers:
         assert not any(n >= 16 for n in layer.turning)
-        assert "comparisons over 16 steps give D(n) with a standard error of" in layer.turning_doubt
+        assert re.search(r"comparisons over \d+ steps give D\(n\) with a standard error of", layer.turning_doubt)
 
 
 @pytest.mark.parametrize("lasting", [1, 40])

@@ -10,7 +10,7 @@ A comment on a line before a block, which no reader sees, says what is special a
 
     <!-- numbers: rel=0.05 abs=0.01 -->   tolerance of the numbers in the rest of the page
     <!-- file: train.py -->               the python block is written to that file instead of executed
-    <!-- not run: needs two GPUs -->      the python block must compile, no more
+    <!-- not run: needs two GPUs -->      the python block must compile, no more; its output is not compared
     <!-- exit: 1 -->                      the commands of the console block end with that status
     <!-- slow -->                         anywhere: the page is left to `make test-all` and `make docs`
 
@@ -97,6 +97,7 @@ class Page:
         """Run everything in the current folder; without ``compare`` only that it runs is checked."""
         tolerance: Tolerance | None = None
         python: str | None = None
+        is_left_out = False
         for block in self.blocks():
             if "numbers" in block.comments:
                 tolerance = _tolerance(block.comments["numbers"])
@@ -105,9 +106,10 @@ class Page:
                 self._console(block, where, tolerance or Tolerance(exact=True), compare)
             elif block.language == "text":
                 assert python is not None, f"{where}: this output follows no python block"
-                if compare:
+                if compare and not is_left_out:
                     assert_shown(python, block.body, tolerance or Tolerance(), where)
             python = self._python(block) if block.language == "python" else None
+            is_left_out = "not run" in block.comments
         return self
 
     def _python(self, block: Block) -> str:

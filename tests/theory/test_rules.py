@@ -124,7 +124,7 @@ def test_muon_gain_is_the_factor_torch_applies(adjust, shape):
 
 def test_muon_raises_for_unknown_adjustments_and_shapes():
     with pytest.raises(EquilibriaError, match="original, match_rms_adamw"):
-        Muon(0.1, adjust_lr_fn="none")
+        Muon(0.1, adjust_lr_fn="sqrt")
     for shape in ((3,), (3, 0), (3, 4, 5), (2.5, 2), "ab", (math.nan, 2), 7):
         with pytest.raises(EquilibriaError, match="shape"):
             Muon(0.1).equilibrium(shape=shape)

@@ -23,7 +23,7 @@ from equilibria.control._scheduler import (
     restoring_scheduler,
     rule_settings,
 )
-from equilibria.errors import EquilibriaError, warn_caller, warn_in_training
+from equilibria.errors import EquilibriaError, warn_in_training
 from equilibria.findings import counted, joined
 from equilibria.optimizers.controllers import control_log
 from equilibria.optimizers.rules import rule_of_group
@@ -379,7 +379,7 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
             return
         self._has_warned = True
         is_one, smallest = len(too_small) == 1, min(too_small.values())
-        warn_caller(
+        warn_in_training(
             f"{joined(list(too_small), most=3)} {'was' if is_one else 'were'} not rescaled by "
             f"{'' if is_one else 'as little as '}{smallest:.3g}: the variance before a BatchNorm behind "
             f"{'it' if is_one else 'them'} would fall below {_SMALLEST_VARIANCE_OVER_EPS:g} times its eps, and the "

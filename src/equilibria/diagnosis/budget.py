@@ -9,6 +9,7 @@ The constants below are those of the growth gain that the monitor measures (`equ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ BATCHES = 8  # of a growth gain and its standard error
 LEAST_STEPS, LEAST_SAMPLES = 10, 3  # in a batch
 KNOWN = 2  # standard errors from 0 from which a gain counts as positive
 _STRETCHES = 40  # of a run, in the budget over time
+_SMALL = 0.1  # change of a logarithm up to which it is the relative change: 10 % for 10.5 %
 _PER = 100  # steps
 _FORMULAS: dict[type[Rule], str] = {
     SGD: "(1 - momentum)/(4 lr wd)",
@@ -63,6 +65,8 @@ class LayerBudget:
     def sentence(self) -> str:
         """The change of the norm and its causes, in per cent of ||w||^2 per 100 steps; the largest cause first.
 
+        A change of more than a tenth is a factor, and the causes are parts of its logarithm.
+
         Example:
             >>> rates = {"growth": 0.062, "decay": -0.018, "pull": -0.172, "diffusion": 0.252}
             >>> words = {"formula": "1/(2 lr wd)", "scaled": "Adam-scaled gradient"}
@@ -75,8 +79,11 @@ decay -1.8. Decay is not what holds it'
         ordered = sorted(causes, key=lambda name: -abs(causes[name]))
         listed = ", ".join(f"{name} {shown[name]}" for name in ordered if shown[name] not in ("+0.0", "-0.0"))
         verb = "grows" if self.growth > 0 else "falls"
-        text = f"{verb} {100 * abs(self.growth):.1f} % in ||w||² per {_PER} steps over steps "
-        text += f"{self.first_step:,}-{self.last_step:,}: {listed or 'no cause above 0.05'}"
+        size, unit = f"{100 * abs(self.growth):.1f} %", ""
+        if abs(self.growth) > _SMALL:
+            size, unit = f"by a factor of {math.exp(min(abs(self.growth), 700)):.3g}", "in hundredths of its logarithm "
+        text = f"{verb} {size} in ||w||² per {_PER} steps over steps {self.first_step:,}-{self.last_step:,}: "
+        text += unit + listed if listed else "no cause above 0.05"
         if self.pull < 0 and self.pull < 2 * self.decay:
             text += ". Decay is not what holds it"
         return text

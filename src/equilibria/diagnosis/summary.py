@@ -551,8 +551,8 @@ def _clauses(layer: LayerSummary) -> list[str]:
         turns = "" if layer.by_gain else "its norm grows and it turns ever more slowly: "
         return [predicts, f"without weight decay {turns}there is no equilibrium"]
     if layer.angle_equilibrium is None:
-        why = "its gain is not surely positive: " if layer.by_gain else "with these settings "
-        return [predicts, f"{why}there is no equilibrium"]
+        unknown = "its gain is not known to be positive: no equilibrium is stated"
+        return [predicts, unknown if layer.by_gain else "with these settings there is no equilibrium"]
     if layer.state == SETTLED:
         return [predicts, "it is settled"]
     when = "now" if layer.last_lr == layer.lr else "there"

@@ -51,8 +51,10 @@ def check_own_file(path: Path) -> None:
 
 def check_outside_runs(path: Path) -> None:
     """Raise EquilibriaError for a path inside the directory of a run, where a written file could replace its record."""
-    directory = path.resolve().parent
-    if (directory / "run.json").exists() or any(directory.glob("*-[0-9][0-9][0-9]*.arrows")):
+    inside, *above = path.resolve().parents
+    runs = [inside] if (inside / "run.json").exists() else []
+    runs += [folder for folder in (inside, *above) if any(folder.glob("*-[0-9][0-9][0-9]*.arrows"))]
+    for directory in runs[:1]:
         raise EquilibriaError(
             f"got path={str(path)!r}, inside the run {directory}; expected a path outside it, such as "
             f"{directory.parent / (directory.name + (path.suffix or '.html'))}",

@@ -285,7 +285,8 @@ def test_the_fall_at_a_drop_is_judged_by_the_law(lag, verdict):
     config, findings = planted("explr-angle", angle=angle)
     for place, run in enumerate(findings.values()):  # seeds differ by some per cent after the drop
         after = (run["sampled_step"] >= 1000) & (run["sampled_step"] < 1100)
-        run["layer_angle"] = run["layer_angle"] * np.where(after, 1 + 0.05 * (place % 3 - 1), 1.0)[:, None]
+        for name in ("layer_angle", "joint_angle"):
+            run[name] = run[name] * np.where(after, 1 + 0.05 * (place % 3 - 1), 1.0)[:, None]
     assert verdicts("explr-angle", config, findings, "in the first epoch after the drop") == 2 * [verdict]
 
 

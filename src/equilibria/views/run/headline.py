@@ -137,7 +137,7 @@ def _norm_change(layers: Sequence[LayerSummary]) -> str:
 
 
 def _time_to_settle(layers: Sequence[LayerSummary]) -> str:
-    """The time in which norms settle at the largest lr x wd, where that is longer than a third of the run so far."""
+    """The longest time in which norms settle, each at its largest lr x wd, where it exceeds a third of the samples."""
     waits = [
         (layer.budget.settling, layer.last_step + 1 - (layer.recorded_from or 0), layer.budget.formula)
         for layer in layers
@@ -149,7 +149,8 @@ def _time_to_settle(layers: Sequence[LayerSummary]) -> str:
     if wait < _SHORT * steps:
         return ""
     needed = f"{formula} = {plain(wait)} steps"
-    return f"Norms need {needed} to settle at the largest lr x wd; the samples span {steps:,} steps."
+    which = "Norms" if min(waits)[0] == wait else "The slowest norms"
+    return f"{which} need {needed} to settle at their largest lr x wd; the samples span {steps:,} steps."
 
 
 def headline_and_details(layers: Sequence[LayerSummary], findings: Sequence[Finding]) -> tuple[str, str]:
