@@ -68,5 +68,6 @@ nitpick_ignore_regex = [
         r"Tensor|Figures?|Arrays|TaskResults|Config|equilibria\.lab\.harness\.experiment\.Config|_?[A-Z]|.*\._?[A-Z]",
     ),
     ("py:class", r"equilibria\.(.*\.)?_.*"),  # private bases
-    ("py:class", r"equilibria\.(lab\.harness\.workers|optimizers\.rules)\..*"),
+    ("py:class", r"equilibria\.(lab\.harness\.workers|optimizers\.(rules|controllers|experiment))\..*"),
+    ("py:class", r"equilibria\.(findings\.Findings|theory\.schedules\.TorchScheduler)"),  # a tuple; a protocol
 ]
