@@ -389,7 +389,7 @@ def test_layers_that_never_moved_are_kept():
     angles = np.where(third, np.nan, table["angle"].to_numpy())
     still = summarise(edited(table, angle=angles, note=notes), metadata=clean().metadata)
     assert [layer.samples for layer in still] == [400, 400, 0]
-    assert still[2].sentence == "conv3.weight has no angle in any sampled step."
+    assert still[2].sentence == "conv3.weight has no angle in any sampled step: no gradient."
     assert still[:2] == summarise(table, metadata=clean().metadata)[:2]
     weightless = summarise(edited(table, angle=np.zeros(len(table))), metadata=clean().metadata)[0]
     assert math.isfinite(weightless.how_wrong) and weightless.how_wrong > 10

@@ -88,6 +88,7 @@ def diagnose_run(run: SampledRun) -> tuple[tuple[LayerSummary, ...], Findings]:
         *_guarded(faults.not_finite, series),
         *_guarded(faults.loss_not_finite, run),
         *_guarded(faults.lr_is_zero, series),
+        *_guarded(faults.zero_gradient, run),
         *_guarded(faults.skipped, run),
         *_guarded(faults.angle_not_delivered, run),
         *jumps,

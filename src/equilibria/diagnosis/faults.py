@@ -10,7 +10,8 @@ import numpy as np
 from equilibria.diagnosis.identities import IdentityCheck
 from equilibria.diagnosis.layers import Layer, which_layers
 from equilibria.diagnosis.run import SampledRun
-from equilibria.diagnosis.series import Series
+from equilibria.diagnosis.series import Array, Series, without_gradient_since, zero_gradient_since
+from equilibria.diagnosis.siblings import is_row_kind, kind_of
 from equilibria.diagnosis.summary import JUDGED, LEAST_WINDOW
 from equilibria.findings import Finding, counted, percent
 from equilibria.records.tables import NO_GRADIENT, NOT_FINITE, NOTES, REMOVED, SKIPPED
@@ -22,6 +23,7 @@ _OF_TORCH = (
 )  # by name: recorded runs are read without torch
 _AS_REQUESTED = 0.05  # relative error of a delivered angle that needs no finding
 _TO_BEGIN_WITH = 10  # steps that a scaler may skip until its scale fits
+_LOGGED = 10  # logged values whose median stands for the loss before and now
 _OFTEN = 0.01  # share of the steps: gradient scaling probes its largest scale more rarely
 
 
@@ -183,11 +185,18 @@ def without_gradient(series: Series) -> Iterator[Finding]:
     rows = series.columns["note"] == NOTES.index(NO_GRADIENT)
     missing = series.sums(rows.astype(np.float64))
     always = [series.names[i] for i in np.flatnonzero((missing > 0) & (missing == series.counts))]
-    at_times = [series.names[i] for i in np.flatnonzero((missing > 0) & (missing < series.counts))]
-    if not always and not at_times:
+    since = without_gradient_since(series)
+    partly = (missing > 0) & (missing < series.counts)
+    at_times = [series.names[i] for i in np.flatnonzero(partly & ~np.isfinite(since))]
+    stopped: dict[int, list[str]] = {}
+    for position in np.flatnonzero(partly & np.isfinite(since)).tolist():
+        stopped.setdefault(int(since[position]), []).append(series.names[position])
+    if not always and not at_times and not stopped:
         return
     total = len(series.names)
-    kinds = ((always, "never got a gradient"), (at_times, "got none at some steps"))
+    kinds = [(always, "never got a gradient")]
+    kinds += [(names, f"got none since step {step:,}") for step, names in stopped.items()]
+    kinds += [(at_times, "got none at some steps")]
     yield Finding(
         "note",
         "parameters without a gradient",
@@ -195,6 +204,49 @@ def without_gradient(series: Series) -> Iterator[Finding]:
         "nothing needs doing if this is intended: torch neither moves nor decays a parameter without a gradient",
         "",
     )
+
+
+def zero_gradient(run: SampledRun) -> Iterator[Finding]:
+    """Layers whose gradient became exactly 0, or all layers that get one; single rows are often without."""
+    series = run.series
+    layers = np.array([not is_row_kind(kind_of(name)) for name in series.names])
+    zero = zero_gradient_since(series)
+    dead = layers & np.isfinite(zero)
+    if not np.array_equal(dead, layers & ~np.isfinite(without_gradient_since(series))):
+        dead &= series.sums((series.columns["grad_norm"] > 0).astype(np.float64)) > 0
+    if not dead.any():
+        return
+    since, last = int(zero[dead].max()), int(series.last("step")[dead].min())
+    steps = np.unique(series.columns["step"][np.repeat(dead, series.counts)])
+    count, total, samples = int(dead.sum()), int(layers.sum()), int(((steps >= since) & (steps <= last)).sum())
+    first = series.names[int(np.flatnonzero(dead)[0])]
+    later = since > int(series.columns["step"].min())
+    again = f"go back to a checkpoint from before step {since:,}, and go on" if later else "start again"
+    yield Finding(
+        "warning",
+        f"the gradients of {count:,} of {counted(total, 'layer')} are exactly 0 since step {since:,}",
+        f"{'' if total == 1 else f'{first}: ' if count == 1 else f'{first}, ...: '}"
+        f"{counted(samples, 'sampled step')}, {since:,}-{last:,}{_loss_since(run.loss, since)}",
+        f"{again} with a lower lr if ReLUs died: they pass no gradient back. Otherwise look for a factor of 0 or a "
+        "constant loss; nothing needs doing if the loss is at its lowest or these layers are meant to wait",
+        "",
+    )
+
+
+def _loss_since(loss: tuple[Array, Array] | None, since: int) -> str:
+    """The loss before a step and now, each the median of 10 values at most; empty if none was logged since."""
+    if loss is None:
+        return ""
+    steps, values = loss
+    before, now = values[steps < since][-_LOGGED:], values[steps >= since][-_LOGGED:]
+    if not len(now):
+        return ""
+    known = [
+        f"{verb} {np.median(some):.3g} {when} ({f'median of {len(some)} values' if len(some) > 1 else 'one value'})"
+        for some, verb, when in ((before, "was", "before"), (now, "is", "now"))
+        if len(some)
+    ]
+    return f"; the logged loss {' and '.join(known)}"
 
 
 def removed(series: Series) -> Iterator[Finding]:

@@ -112,8 +112,9 @@ class Layer:
 
     @property
     def predictable(self) -> bool:
-        """Whether the law of invariant weights predicts it: not while that is undecided, nor from a measured gain."""
-        return bool(self.summary.invariant) and self.rule is not None and not self.summary.by_gain
+        """Whether the law of invariant weights predicts it: not while undecided or idle, nor from a measured gain."""
+        moves = self.rule is not None and self.summary.idle is None
+        return moves and bool(self.summary.invariant) and not self.summary.by_gain
 
     def rule_at(self, row: int) -> Rule | None:
         """The rule with the settings of one sample."""

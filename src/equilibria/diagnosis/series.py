@@ -29,6 +29,7 @@ SETTINGS = ("lr", "weight_decay", "momentum")
 _NO_STEP = [NOTES.index(word) for word in (SKIPPED, NOT_FINITE, NO_GRADIENT, REMOVED)]
 _JUMP = 0.1  # relative change of a setting between two samples that ends a window
 _ALIKE = 2  # factor between a setting and its last value up to which a sample counts as taken at the present settings
+_LASTING = 10  # samples at the end of a run
 _HUGE = 1e50  # above it, and below its inverse, squares and ratios of ratios leave the range of float64
 _SIGNED = ("cosine", "momentum_unit_grad_sq", "pull", "growth", "gain")
 _MAY_VANISH = ("grad_norm", "update_norm")
@@ -294,6 +295,23 @@ def _relative_change(series: Series, name: str) -> Array:
 def _with_first_rows(series: Series, flags: Array) -> Array:
     flags[series.first[:-1][series.counts > 0]] = True
     return flags
+
+
+def flagged_since(series: Series, flags: Array) -> Array:
+    """The step of each parameter since which all its rows are flagged, 10 of them at least; NaN without any."""
+    begin = np.maximum(last_true(series, ~flags) + 1, series.first[:-1])
+    lasting = series.first[1:] - begin >= _LASTING
+    return np.where(lasting, np.append(series.columns["step"], 0)[np.where(lasting, begin, -1)], np.nan)
+
+
+def without_gradient_since(series: Series) -> Array:
+    """The step of each parameter since which it got no gradient, for 10 samples at least; NaN if it got one."""
+    return flagged_since(series, series.columns["note"] == NOTES.index(NO_GRADIENT))
+
+
+def zero_gradient_since(series: Series) -> Array:
+    """The step of each parameter since which its gradient is exactly 0, for 10 samples at least; NaN if it is not."""
+    return flagged_since(series, series.columns["grad_norm"] == 0)
 
 
 def last_true(series: Series, flags: Array) -> Array:

@@ -21,6 +21,8 @@ from equilibria.diagnosis.series import (
     alike_since,
     last_true,
     setting_changes,
+    without_gradient_since,
+    zero_gradient_since,
 )
 from equilibria.errors import whole
 from equilibria.findings import counted
@@ -102,6 +104,8 @@ class LayerSummary:
         budget: why the norm changed over the window.
         relative_update: root mean square of ||w' - w|| / ||w|| per step.
         update_per_entry: root mean square change of an entry per step.
+        idle: why no gradient moves it, such as "no gradient since step 250"; None if one does. It then has no
+            prediction.
     """
 
     name: str
@@ -148,6 +152,7 @@ class LayerSummary:
     budget: LayerBudget | None = None
     relative_update: float | None = None
     update_per_entry: float | None = None
+    idle: str | None = None
 
     @property
     def by_gain(self) -> bool:
@@ -231,7 +236,8 @@ class LayerSummary:
     def sentence(self) -> str:
         """The summary in one sentence."""
         if self.angle is None:
-            return f"{self.name} has no angle in any sampled step."
+            why = "" if self.idle is None else f": {self.idle}"
+            return f"{self.name} has no angle in any sampled step{why}."
         return f"{self.name} turns {self.angle:.3g} rad per step {self.when}; {'; '.join(_clauses(self))}."
 
 
@@ -263,12 +269,12 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     if not run.series.names:
         return ()
     taken = run.taken
-    no_law = [_no_law(entry) for entry in run.entries]
+    no_law, idle = [_no_law(entry) for entry in run.entries], _idle(run.series)
     law = _last_law(taken)
     lawless = np.array(
         [
-            (looks is False and code != LAWS.index(GAIN_LAW)) or reason is not None
-            for looks, reason, code in zip(run.looks, no_law, law.tolist(), strict=True)
+            (looks is False and code != LAWS.index(GAIN_LAW)) or reason is not None or why is not None
+            for looks, reason, why, code in zip(run.looks, no_law, idle, law.tolist(), strict=True)
         ]
     )
     if window is None:
@@ -295,6 +301,8 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
         table[name][runs_out] = np.nan
     for name in _OF_A_LAW:  # the window may hold predictions from before that was known
         table[name][lawless] = np.nan
+    for name in ("gain", "gain_error"):
+        table[name][[why is not None for why in idle]] = np.nan
     if epoch := run.metadata.get("steps_per_epoch"):
         steps, epochs = table["steps_to_settle"], table["epochs_to_settle"]
         table["epochs_to_settle"] = np.where(np.isfinite(epochs), epochs, steps / epoch)
@@ -323,6 +331,7 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
             for entry, rule, present in zip(run.entries, run.rules, settings, strict=True)
         ),
         "no_law": no_law,
+        "idle": idle,
         "how_wrong": map(_how_wrong, _or_none(table["angle_vs_predicted"])),
         "law": (
             None if code < 0 or void else LAWS[int(code)] for code, void in zip(law.tolist(), lawless, strict=True)
@@ -331,11 +340,12 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     }
     columns["no_gain"] = (
         None
-        if predicted or reason is not None
+        if predicted or reason is not None or why is not None
         else missing_gain(tuple(entry["shape"]) if "shape" in entry else None, samples=count, steps=steps)
-        for predicted, reason, entry, count, steps in zip(
+        for predicted, reason, why, entry, count, steps in zip(
             np.isfinite(table["angle_predicted"]).tolist(),
             no_law,
+            idle,
             run.entries,
             taken.counts.tolist(),
             np.nan_to_num(taken.last("step") - _first(taken, "step")).astype(np.int64).tolist(),
@@ -351,6 +361,20 @@ def _without_doubtful_time(layer: LayerSummary) -> LayerSummary:
     if layer.steps_to_settle is None or layer.norm_vs_equilibrium is None or layer.norm_explains_angle:
         return layer
     return dataclasses.replace(layer, steps_to_settle=None, epochs_to_settle=None)
+
+
+def _idle(series: Series) -> list[str | None]:
+    """Why no gradient moves a parameter: it gets none, its lr is 0, or its gradient is exactly 0."""
+    reasons: list[str | None] = [None] * len(series.names)
+    zero, missing = zero_gradient_since(series), without_gradient_since(series)
+    lr_is_zero = (series.sums((series.columns["lr"] != 0).astype(np.float64)) == 0) & (series.counts > 0)
+    for since, what in ((zero, "gradient exactly 0"), (missing, "no gradient")):
+        for position in np.flatnonzero(np.isfinite(since)).tolist():
+            always = since[position] == series.columns["step"][series.first[position]]
+            reasons[position] = what if always else f"{what} since step {int(since[position]):,}"
+    for position in np.flatnonzero(lr_is_zero & ~np.isfinite(missing)).tolist():
+        reasons[position] = "lr is 0"
+    return reasons
 
 
 def _no_law(entry: Mapping[str, Any]) -> str | None:
@@ -536,6 +560,8 @@ def _clauses(layer: LayerSummary) -> list[str]:
     """The clauses of the sentence after the measured angle."""
     if layer.no_law is not None:
         return [layer.no_law]
+    if layer.idle is not None:
+        return [layer.idle]
     if layer.invariant is False and not layer.by_gain:
         return [f"{_not_invariant(layer)}, {_why_no_gain(layer)}"]
     if layer.angle_predicted is None:

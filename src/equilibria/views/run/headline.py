@@ -452,6 +452,8 @@ def _why_not_compared(layer: LayerSummary) -> str | tuple[str, str]:
     """The reason of a layer without a verdict: why it has no law, or a clause about one layer and one about several."""
     if layer.no_law is not None:
         return layer.no_law
+    if layer.idle is not None:
+        return layer.idle
     if layer.angle is None:
         return "{} has no angle in any sampled step", "{} have no angle in any sampled step"
     if layer.no_gain is not None:

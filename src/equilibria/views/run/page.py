@@ -154,9 +154,11 @@ def report_page(
 
 
 def _without_void_predictions(samples: pa.Table, layers: Sequence[LayerSummary]) -> pa.Table:
-    """The samples without predictions for layers that have no law: some were made before that was known."""
+    """The samples without predictions for layers that have no law or are idle: some were made before that was known."""
     lawless = [
-        layer.name for layer in layers if (layer.invariant is False and not layer.by_gain) or layer.no_law is not None
+        layer.name
+        for layer in layers
+        if (layer.invariant is False and not layer.by_gain) or layer.no_law is not None or layer.idle is not None
     ]
     if not lawless:
         return samples

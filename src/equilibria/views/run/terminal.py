@@ -214,6 +214,8 @@ def state_word(layer: LayerSummary) -> str:
     """The state of a layer, or why it has none."""
     if layer.no_law is not None:
         return "no law"
+    if layer.idle is not None:
+        return layer.idle.partition(" since ")[0]
     if layer.by_gain:
         return _state_by_gain(layer)
     if layer.invariant is False:
