@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,13 @@ from tests.helpers.sample_worlds import edited, world
 from equilibria.diagnosis import diagnose
 from equilibria.diagnosis.equilibrium import Disturbance
 from equilibria.findings import Finding
-from equilibria.records.tables import RESCALED
+from equilibria.records.tables import RESCALED, SETTLING
 from equilibria.theory import SGD
 
 
 def disturbance(dip: float, *, expected: float) -> Disturbance:
     layer: Any = None  # not read
-    return Disturbance(layer, 99, 100, 110, "lr was divided by 10", 10.0, dip, expected, False, recovered=None)
+    return Disturbance(layer, 99, 100, 110, "lr was divided by 10", 10.0, dip, expected, False, False, recovered=None)
 
 
 @pytest.mark.parametrize("expected", [0.316, 3.16])
@@ -55,3 +56,39 @@ def test_what_a_rescaling_left_is_expected_by_the_prediction_across_it():
     assert "fell to 0.6 of its new equilibrium" in finding.evidence
     assert "(predicted across the controller's rescaling: 0.7)" in finding.evidence
     assert "expected" not in finding.evidence and "RescaleOnDecay(" not in finding.remedy
+
+
+# ---- two drops
+
+
+def dropped_twice(*, rescaled: tuple[str, ...] = (), state: str | None = None) -> list[Finding]:
+    """Findings of a run whose lr fell by 10 at steps 1,000 and 1,100; other layers may have been rescaled then."""
+    planted = world(
+        RULE, 1300, lr=lambda step: 0.1 / 10 ** ((step >= 1000) + (step >= 1100)), dim=64, invariant=True, every=2
+    )
+    samples = planted.samples
+    names, steps = np.array(samples["param"].to_pylist()), samples["step"].to_numpy()
+    columns: dict[str, Any] = {"note": np.where(np.isin(names, rescaled) & (steps == 1100), RESCALED, None)}
+    if state is not None:
+        columns["state"] = [state] * len(samples)
+    return list(diagnose(edited(samples, **columns), metadata=planted.metadata))
+
+
+def test_after_two_drops_the_expected_dip_is_that_of_both():
+    """One drop by 10 leaves 1/sqrt(10) of equilibrium, two leave about a tenth."""
+    (finding,) = [finding for finding in dropped_twice() if "disturbed" in finding.subject]
+    found = re.search(r"expected after this change and those before it: ([\d.]+)\)", finding.evidence)
+    assert found is not None and float(found[1]) == pytest.approx(0.1, rel=0.15)
+    assert "comes back by itself" in finding.remedy and "explains only a part" not in finding.remedy
+    assert "weight_decay" not in finding.remedy  # after the second drop alone it would not keep the angle
+
+
+def test_a_layer_that_a_controller_left_out_is_named():
+    (finding,) = [finding for finding in dropped_twice(rescaled=("conv2.weight",)) if "disturbed" in finding.subject]
+    assert re.search(r"rescaled 1 other layer at this change, but not conv[13].weight", finding.evidence)
+
+
+def test_a_small_lr_that_is_held_is_not_the_end_of_a_schedule():
+    """At 1 % of the peak, but constant: layers far from equilibrium are named, settled before or not."""
+    (finding,) = [finding for finding in dropped_twice(state=SETTLING) if "out of equilibrium" in finding.subject]
+    assert finding.subject.startswith("all 3 layers")

@@ -18,7 +18,7 @@ from tests.helpers.sample_worlds import World, edited, rescaled_units, together,
 from equilibria.diagnosis.series import sample_weights
 from equilibria.diagnosis.summary import LayerSummary, summarise
 from equilibria.errors import EquilibriaError
-from equilibria.records.tables import NO_GRADIENT, NOT_FINITE, SKIPPED
+from equilibria.records.tables import GAIN_LAW, NO_GRADIENT, NOT_FINITE, SKIPPED
 from equilibria.theory import SGD, AdamW
 from equilibria.theory.fluctuation import fluctuation, random_walk_variance
 
@@ -302,6 +302,18 @@ def test_a_run_at_another_scale_has_the_same_ratios():
     before, after = summaries(world(HEAVY_BALL, 500)), summaries(world(HEAVY_BALL, 500, scale=4.0))
     for name, layer in before.items():
         assert [getattr(after[name], ratio) for ratio in RATIOS] == [getattr(layer, ratio) for ratio in RATIOS]
+
+
+@pytest.mark.parametrize(("factor", "state"), [(1.2, "settled"), (1.9, "settling"), (0.6, "settling")])
+def test_a_layer_with_a_measured_gain_is_settled_only_if_it_turns_about_as_in_equilibrium(factor, state):
+    """Its norm may pass its equilibrium on the way."""
+    table, count = clean().samples, len(clean().samples)
+    columns = {"angle": factor * table["angle_equilibrium"].to_numpy(), "steps_to_settle": np.zeros(count)}
+    columns |= {"state": ["settled"] * count, "law": [GAIN_LAW] * count}
+    layer = summarise(edited(table, **columns), metadata=clean().metadata)[0]
+    assert layer.by_gain and layer.state == state
+    assert ("it is settled" in layer.sentence) == (state == "settled")
+    assert (f"still turns at {factor}x its equilibrium" in layer.sentence) == (state == "settling")
 
 
 def test_sentences_of_settled_and_approaching_layers():

@@ -152,6 +152,7 @@ def test_a_forecast_shortly_after_a_drop_is_a_warning():
     lrs = np.where(np.arange(200) < 150, 0.1, 0.01)
     finding = forecast(Walk(layers=1).run(lrs), schedule=0.01, steps=300).findings[0]
     assert finding.subject == "lr jumped 50 steps before the forecast begins"
+    assert finding.remedy.endswith("start=150 and the schedule of the whole run: --start 150 --lr 0.01")
 
 
 def test_a_cosine_has_no_jump_however_steep_its_end_is():

@@ -23,7 +23,7 @@ from equilibria.theory.settling import Relaxation, relaxation
 from equilibria.theory.states import rescale_factors
 
 _NEAR = 0.05  # what "settled" allows
-_TAIL = 0.05  # of the peak lr: below it a schedule is about to end
+_TAIL = 0.05  # of the peak lr: below it a schedule that moves is about to end
 _TOO_LONG = 3  # times the run so far: too long to wait for
 _FIRST, _SOON = 20, 0.1  # samples right after a jump, within this share of the time that the norm takes to follow
 _SAME_CAUSE = math.log(2)  # further apart, measured and expected dip do not have the same cause
@@ -151,8 +151,11 @@ def _on_its_way(layer: Layer) -> bool:
     summary = layer.summary
     if summary.state not in (SETTLING, DISTURBED) or abs((summary.angle_vs_equilibrium or 1) - 1) < _NEAR:
         return False
-    if summary.lr_runs_out or (summary.lr or 0.0) < _TAIL * (summary.peak_lr or 0.0):
+    if summary.lr_runs_out or (layer.lr_is_moving and (summary.lr or 0.0) < _TAIL * (summary.peak_lr or 0.0)):
         return False  # the end of a schedule: nobody expects the equilibrium of the last lr
+    norm_is_near = summary.norm_vs_equilibrium is not None and abs(summary.norm_vs_equilibrium - 1) < _NEAR
+    if norm_is_near and (layer.lr_is_moving or not summary.steps_to_settle):
+        return False  # the norm is there, and the angle follows the recent gradients
     predicted, equilibrium = summary.angle_predicted, summary.angle_equilibrium
     if predicted and equilibrium and abs(predicted / equilibrium - 1) < _NEAR:
         return False  # by the prediction it has arrived: then the prediction is off
@@ -195,8 +198,6 @@ def _not_counted(predictable: Sequence[Layer], away: Sequence[Layer]) -> str:
 
 def _remedy_on_the_way(layer: Layer, *, moving: bool) -> str:
     ratio = layer.summary.norm_vs_equilibrium
-    if ratio is not None and abs(ratio - 1) < _NEAR:
-        return "nothing needs doing: the norm is in equilibrium, and the angle follows the recent gradients"
     if moving:
         return (
             "nothing needs doing: lr moves, and the norm has not followed it yet. "
@@ -260,8 +261,9 @@ class Disturbance:
         drop: lr before over lr after, 1 unless lr alone fell.
         dip: measured angle right after it, over its new equilibrium.
         expected: the same by the relaxation of the norm, at the same steps; where a controller rescaled the weight at
-            the change, by the prediction that continues across it.
+            the change, or an earlier change had disturbed it, by the prediction that continues across them.
         rescaled: whether a controller did.
+        again: whether it was disturbed before.
         recovered: steps after which the layer was settled again, None if it is not yet.
     """
 
@@ -274,6 +276,7 @@ class Disturbance:
     dip: float
     expected: float
     rescaled: bool
+    again: bool
     recovered: int | None
 
     @property
@@ -307,10 +310,11 @@ def disturbance(layer: Layer) -> Disturbance | None:
     if move is None or abs(math.log(measured / equilibrium)) < _NOTICEABLE:
         return None
     rescaled = bool(layer.rows["note"][layer.since] == _RESCALED)
-    if rescaled:
+    again = layer.state_at(layer.since - 1) == DISTURBED
+    if rescaled or again:
         expected = _rms(layer.rows["angle_predicted"][just_after], weights) / equilibrium
         if not expected > 0 or abs(math.log(expected)) < _NOTICEABLE:
-            return None  # the rescaling made up for the change: something else holds the angle off equilibrium
+            return None  # something made up for the change, and something else holds the angle off equilibrium
     else:
         weight, approach = move
         expected = _rms(np.asarray(approach.angle_ratio(1 / weight, steps - steps[0])), weights)
@@ -324,6 +328,7 @@ def disturbance(layer: Layer) -> Disturbance | None:
         dip=measured / equilibrium,
         expected=expected,
         rescaled=rescaled,
+        again=again,
         recovered=_steps_to_recover(layer),
     )
 
@@ -394,10 +399,21 @@ def disturbed(layers: Sequence[Layer]) -> Iterator[Finding]:
         yield Finding(
             "note",
             f"{which_layers(thrown, predictable, worst.layer)} {state} disturbed by a change {worst.when}: {change}",
-            _dip_and_recovery(worst, thrown) + _unsettled_before(predictable, worst) + if_invariant(thrown),
+            _dip_and_recovery(worst, thrown)
+            + _not_rescaled(layers, worst)
+            + _unsettled_before(predictable, worst)
+            + if_invariant(thrown),
             _remedy_for_a_jump(worst),
             "states.rescale_factors",
         )
+
+
+def _not_rescaled(layers: Sequence[Layer], jump: Disturbance) -> str:
+    """That a controller rescaled other layers at the change, but not this one."""
+    others = sum(bool(np.any(layer.rows["note"][layer.rows["step"] == jump.step] == _RESCALED)) for layer in layers)
+    if jump.rescaled or not others:
+        return ""
+    return f"; a controller rescaled {counted(others, 'other layer')} at this change, but not {jump.layer.name}"
 
 
 def _unsettled_before(predictable: Sequence[Layer], jump: Disturbance) -> str:
@@ -423,7 +439,8 @@ def _dip_and_recovery(worst: Disturbance, layers: Sequence[Layer]) -> str:
     moved = "fell" if worst.dip < 1 else "rose"
     steps = f"at step {worst.step:,}" if worst.until == worst.step else f"over steps {worst.step:,}-{worst.until:,}"
     expected = f"predicted across the controller's rescaling: {worst.expected:.2g}"
-    expected = expected if worst.rescaled else f"expected: {worst.expected:.2g}"
+    if not worst.rescaled:
+        expected = f"expected{' after this change and those before it' if worst.again else ''}: {worst.expected:.2g}"
     text = f"{name} {moved} to {worst.dip:.2g} of its new equilibrium {steps} ({expected})"
     if worst.recovered is not None:
         return f"{text} and was settled again {worst.recovered:,} steps later"
@@ -447,7 +464,7 @@ def _remedy_for_a_jump(worst: Disturbance) -> str:
     remedy = f"nothing needs doing: {comes_back}"
     if worst.layer.controlled:
         return remedy
-    if worst.drop == 1:
+    if worst.drop == 1 or worst.again:
         return remedy + _rescale_at_once(worst.layer)
     remedy += f". To be in the new equilibrium at once at such a change: {_RESCALE}"
     factor = f"{worst.drop:.3g}"

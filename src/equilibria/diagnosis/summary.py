@@ -26,7 +26,7 @@ from equilibria.diagnosis.series import (
 )
 from equilibria.errors import whole
 from equilibria.findings import counted
-from equilibria.records.tables import DISTURBED, GAIN_LAW, LAWS, NO_EQUILIBRIUM, SETTLED, STATES
+from equilibria.records.tables import DISTURBED, GAIN_LAW, LAWS, NO_EQUILIBRIUM, SETTLED, SETTLING, STATES
 
 LEAST_WINDOW = 20  # samples, where there are as many at about these settings; and fewest to know how far they scatter
 ACCURACY = 0.05  # |ln(measured / predicted angle)| to expect
@@ -34,6 +34,7 @@ JUDGED = 0.1  # standard error of measured / predicted up to which it is judged
 _SURE = 4  # standard errors
 _TAIL, _LONGEST_TAIL = 0.05, 0.2  # of the highest lr since a jump, and of the samples since it
 _PACE = 5  # samples whose lr gives the pace of a schedule
+_ABOUT = 1.28  # factor of the angle from equilibrium up to which a layer with a measured gain may count as settled
 _ALIKE = 2  # factor by which norm and angle may disagree about the distance from equilibrium
 _MUCH_LONGER = 10  # times the steps so far: a time to settle beyond it is no number to act on
 _LEAST_RATIO = 1e-9  # stands for 0 of a weight that does not turn: ln(0) can be neither sorted nor written
@@ -312,6 +313,10 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     for name in _OF_EQUILIBRIUM:
         table[name][unbalanced] = np.nan
     state = np.where(lawless & (state >= 0), STATES.index(NO_EQUILIBRIUM), state)
+    # The norm of a layer with a measured gain may pass its equilibrium while gradients still change.
+    ratio = table["angle_vs_equilibrium"]
+    turns_off = (law == LAWS.index(GAIN_LAW)) & ((ratio * _ABOUT < 1) | (ratio > _ABOUT))
+    state = np.where(turns_off & (state == STATES.index(SETTLED)), STATES.index(SETTLING), state)
     settings = zip(*(table[name].tolist() for name in SETTINGS), strict=True)
     columns: dict[str, Iterable[Any]] = {name: _or_none(values) for name, values in table.items()}
     columns |= {

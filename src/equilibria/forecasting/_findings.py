@@ -128,8 +128,19 @@ def _recent_change(cohort: Cohort, schedule: GroupSchedule) -> Iterator[Finding]
         f"lr jumped {counted(schedule.first - int(cohort.step[after]), 'step')} before the forecast begins",
         f"from {cohort.lr[before]:.4g} to {cohort.lr[after]:.4g}; L is still changing in response, which the fit "
         "mistakes for its drift: the angle may be 10 to 15 % off, more than the bands allow for",
-        f"forecast again {_SOON} steps after the change, or with start={int(cohort.step[after])} (--start)",
+        f"forecast again {_SOON} steps after the change, or {_from_before(cohort, after, schedule)}",
         _LAW,
+    )
+
+
+def _from_before(cohort: Cohort, after: int, schedule: GroupSchedule) -> str:
+    """How to forecast the same run from before a change; without a schedule --start would keep the lr of before."""
+    start, lr = int(cohort.step[after]), float(schedule.lr[0])
+    lr_flag = f"--lr {lr:.6g}" if np.all(schedule.lr == lr) else "--schedule with its options"
+    rescaled = bool(cohort.changed[after].any())
+    return (
+        f"from before it, with start={start}{', rescale=True' if rescaled else ''} and the schedule of the whole run: "
+        f"--start {start} {lr_flag}{' --rescale' if rescaled else ''}"
     )
 
 

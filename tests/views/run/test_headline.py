@@ -186,3 +186,24 @@ def test_the_most_telling_layers_are_the_unlike_ones_and_one_of_each_kind():
     assert {name.split(".")[2] for name in names[:4]} == {"5"}
     embeddings = {"transformer.wte.weight", "transformer.wpe.weight"}
     assert set(names[4:10]) == {*embeddings, *(f"transformer.h.0.{kind}.weight" for kind in KINDS)}
+
+
+def test_layers_with_too_few_samples_are_neither_counted_as_off_nor_furthest_off():
+    near, off, few = (
+        dataclasses.replace(layer, name=name, angle_error=error)
+        for (layer,), name, error in (
+            (predicted([LAYER]), "near", 1e-3),
+            (predicted([LAYER], ratio=1.07), "off", 0.05),
+            (predicted([LAYER], ratio=0.8), "few", 0.2),
+        )
+    )
+    assert "Furthest off: off turns" in run_details([near, off, few])
+    assert "Furthest off" not in run_details([few, few])
+    assert no_findings([near, off, few])[1] == (
+        "1 layer of 3 is more than 5 % off the prediction, but with so few samples that may be chance; 1 has too few "
+        "samples to judge."
+    )
+    assert no_findings([near, few])[1] == (
+        "1 of 2 layers that have a prediction turns within 5 % of it; 1 has too few samples to judge; no check found a "
+        "fault."
+    )

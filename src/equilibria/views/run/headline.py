@@ -103,9 +103,11 @@ def run_details(layers: Sequence[LayerSummary]) -> str:
         return "The run has no samples: train a few steps with the monitor on, then make the report again."
     if not any(map(has_verdict, layers)):
         return " ".join(filter(None, [_over_run(layers), _without_prediction(layers)]))
-    first, verdict = worst_first(list(filter(has_verdict, layers)))[0], _verdict(layers)
+    compared, verdict = list(filter(has_verdict, layers)), _verdict(layers)
+    judged = [layer for layer in compared if not layer.few]
+    first = worst_first(judged or compared)[0]
     lead = "" if run_headline(layers) == verdict else f"{verdict}. "
-    furthest = f"{lead}{f'Furthest off: {first.sentence}' if len(layers) > 1 else first.sentence}"
+    furthest = f"{lead}{f'Furthest off: {first.sentence}' if judged and len(layers) > 1 else first.sentence}"
     return " ".join(filter(None, [furthest, _laws(layers), _norm_change(layers), _time_to_settle(layers)]))
 
 
@@ -426,10 +428,12 @@ def _reason(layer: LayerSummary, count: int, *, of_all: bool = True) -> str:
 def no_findings(layers: Sequence[LayerSummary]) -> tuple[str, str]:
     """Title and sentence of a report without findings: what was compared, and nothing else."""
     compared = list(filter(has_verdict, layers))
-    near = sum(map(_is_near, compared))
+    judged = [layer for layer in compared if not layer.few]
+    near, few = sum(map(_is_near, judged)), len(compared) - len(judged)
+    too_few = f"; {few:,} {'has' if few == 1 else 'have'} too few samples to judge" if few else ""
     if not compared:
         return "No findings", "There is no prediction to judge the angles by; no other check found a fault."
-    if all(layer.few for layer in compared):
+    if not judged:
         return (
             "Too early to judge",
             f"A verdict takes {LEAST_WINDOW} samples of a layer, or more where its angles scatter.",
@@ -439,10 +443,15 @@ def no_findings(layers: Sequence[LayerSummary]) -> tuple[str, str]:
             f"{counted(gains, 'layer')} of {len(compared):,} {'turns' if gains == 1 else 'turn'} faster or slower than "
             "measured gain and recent updates predict: the updates change in size. No check found a fault."
         )
-    if off := len(compared) - near:
+    if off := len(judged) - near:
         return "Nothing is clearly wrong", (
             f"{counted(off, 'layer')} of {len(compared):,} {'is' if off == 1 else 'are'} more than "
-            f"{percent(TOLERANCE)} off the prediction, but with so few samples that may be chance."
+            f"{percent(TOLERANCE)} off the prediction, but with so few samples that may be chance{too_few}."
+        )
+    if few:
+        return "No findings", (
+            f"{near:,} of {len(compared):,} layers that have a prediction {'turns' if near == 1 else 'turn'} within "
+            f"{percent(TOLERANCE)} of it{too_few}; no check found a fault."
         )
     which = "The layer that has a prediction turns" if near == 1 else f"{_all(near)} that have a prediction turn"
     return "No findings", f"{which} within {percent(TOLERANCE)} of it, and no check found a fault."
