@@ -139,7 +139,7 @@ def noise_of_run(run: SampledRun, diffusion: pa.Table | None = None) -> Gradient
     share, bend = measured.share, measured.bend
     lr = late.mean(late.columns["effective_lr"])
     turning, gain = _turning(run, diffusion, late), late.mean(late.columns["update_gain"])
-    layers = []
+    layers, of_network = [], measured.of_network.of(0)[0]
     for place, (name, rule) in enumerate(zip(late.names, run.rules, strict=True)):
         if not late.counts[place]:
             layers.append(LayerNoise(name))
@@ -160,7 +160,7 @@ def noise_of_run(run: SampledRun, diffusion: pa.Table | None = None) -> Gradient
                     doubts,
                     share.bursts(place),
                     _share_doubts(m, rule, steps, run.metadata),
-                    _small_in_network(m[0], measured.of_network.of(0)[0], rule),
+                    _small_in_network(m[0], of_network, rule),
                 ),
                 _first(doubts, bend.bursts(place), _curvature_doubts(h), _faint(m[0], rule)),
                 *turning[place],

@@ -12,6 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ LEAST_SIBLINGS = 3
 UNLIKE = 1.5
 """The factor against the median of its siblings from which a tensor counts as unlike them."""
 
+_NAMES = 20_000  # of tensors whose kinds are remembered: a run asks for each a dozen times
 _MAJORITY = 2 / 3  # of the siblings, whose setting is the usual one
 _SAME = 1e-3  # relative difference of two settings that count as equal
 _SCATTER = 3  # and so many times the median distance of the siblings from their median, on a log scale
@@ -59,6 +61,7 @@ class Siblings:
         return far_from_median({name: value for name, value in known if value is not None})
 
 
+@lru_cache(maxsize=_NAMES)
 def kind_of(name: str) -> str:
     """The name of a tensor without the number of its block, or of a row without its number.
 
