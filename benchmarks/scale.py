@@ -312,7 +312,7 @@ def page(rows: list[Measured], per_row: float, recorded: int, load: float) -> st
         "and step: far fewer tokens per parameter than in real training, which makes watching look expensive, and slow "
         "collectives, which make it look cheap. The ratio is the time of a step when **every** step is sampled over "
         f"its time without the hooks, by the clock, median and range of {ROUNDS} rounds; by default the monitor "
-        "samples as many steps as cost 0.5 %.",
+        "samples as many steps as cost 0.6 %.",
         "",
         "| parameters | optimizer | watched tensors | bytes read and written per local parameter "
         "| collectives per sample | numbers in them | step watched / unwatched |",
