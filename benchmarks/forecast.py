@@ -51,7 +51,7 @@ class BenchmarkRun:
         columns |= {"unit_grad_sq": scatter**2, "momentum_unit_grad_sq": scatter**2}
         columns["step"] = np.repeat(np.arange(RECORDED), LAYERS)
         columns["param"] = [f"layer{layer}" for layer in range(LAYERS)] * RECORDED
-        columns |= {name: pa.nulls(LAYERS * RECORDED, pa.string()) for name in ("state", "note")}
+        columns |= {name: pa.nulls(LAYERS * RECORDED, pa.string()) for name in ("state", "note", "law")}
         self._table = pa.table({name: columns[name] for name in SAMPLE_FIELDS.names}).cast(SAMPLE_FIELDS)
 
     def samples(self) -> pa.Table:

@@ -17,9 +17,10 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from equilibria.diagnosis import diagnose
 from equilibria.diagnosis.assumptions import vanishing_gradient
+from equilibria.diagnosis.layer_summary import LayerSummary
 from equilibria.diagnosis.layers import layers_of
 from equilibria.diagnosis.run import sampled_run
-from equilibria.diagnosis.summary import LayerSummary, summarise, summarise_run
+from equilibria.diagnosis.summary import summarise, summarise_run
 from equilibria.findings import Finding
 from equilibria.monitor.monitor import Monitor
 from equilibria.theory import SGD

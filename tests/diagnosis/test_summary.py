@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers.sample_worlds import World, edited, rescaled_units, together, world
 
+from equilibria.diagnosis.layer_summary import LayerSummary
 from equilibria.diagnosis.series import sample_weights
-from equilibria.diagnosis.summary import LayerSummary, summarise
+from equilibria.diagnosis.summary import summarise
 from equilibria.errors import EquilibriaError
 from equilibria.records.tables import GAIN_LAW, NO_GRADIENT, NOT_FINITE, SKIPPED
 from equilibria.theory import SGD, AdamW

@@ -11,7 +11,7 @@ from equilibria.errors import EquilibriaError
 from equilibria.monitor import sampler as module
 from equilibria.monitor.sampler import Sampler
 
-LIMIT = 0.006
+LIMIT = 0.005
 
 
 class Clock:
@@ -90,7 +90,7 @@ def test_the_share_of_the_time_stays_below_its_limit(clock, step_time, times):
     sampled = train(sampler, clock, 20_000, step_time=step_time, cost=cost, first=5000)
     share = sampled.sum() * cost / (sampled.sum() * cost + 20_000 * step_time)
     assert share <= 1.02 * LIMIT
-    assert share >= 0.7 * LIMIT or sampler.every <= 2, "it may look more often"
+    assert share >= 0.7 * LIMIT or sampler.every <= 3, "it may sample more often (intervals are whole: 2 or 3 is coarse)"
 
 
 def test_the_first_steps_cost_little_too(clock):
@@ -115,7 +115,7 @@ def test_a_single_slow_sample_does_not_freeze_it(clock, hiccup):
     sampler = Sampler("auto")
     train(sampler, clock, 3000, step_time=1e-2, cost=1e-3)
     usual = sampler.every
-    assert usual == pytest.approx(16.7, abs=1)
+    assert usual == pytest.approx(20, abs=1)
     train(sampler, clock, usual, step_time=1e-2, cost=hiccup, first=3000)
     after = train(sampler, clock, 1000, step_time=1e-2, cost=1e-3, first=3000 + usual)
     assert np.diff(np.flatnonzero(after)).max() <= 3 * usual
@@ -143,7 +143,7 @@ def test_samples_that_are_expensive_now_and_then_are_counted(clock):
 
 def test_the_interval_adapts_when_steps_become_slower_or_faster(clock):
     sampler = Sampler("auto")
-    for first, (step_time, expected) in zip((0, 4000, 8000), ((1e-2, 17), (1e-1, 2), (1e-3, 167)), strict=True):
+    for first, (step_time, expected) in zip((0, 4000, 8000), ((1e-2, 20), (1e-1, 2), (1e-3, 200)), strict=True):
         train(sampler, clock, 4000, step_time=step_time, cost=1e-3, first=first)
         assert sampler.every == pytest.approx(expected, rel=0.05, abs=1)
 
@@ -170,7 +170,7 @@ def test_time_between_two_runs_does_not_count_as_a_step(clock):
     clock.now += 1e6
     sampler.resume(3000)
     train(sampler, clock, 1000, step_time=1e-2, cost=1e-3, first=3000)
-    assert sampler.every == pytest.approx(16.7, abs=1)
+    assert sampler.every == pytest.approx(20, abs=1)
 
 
 @pytest.mark.parametrize(("step", "latest"), [(0, 0), (1, 0), (100, 99)])

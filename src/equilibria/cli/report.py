@@ -11,7 +11,7 @@ from equilibria.cli._options import PATH, example, json_option, named
 from equilibria.cli._output import jsonable, print_json
 
 if TYPE_CHECKING:
-    from equilibria.diagnosis.summary import LayerSummary
+    from equilibria.diagnosis.layer_summary import LayerSummary
 
 _MOST_ROWS = 40
 

@@ -28,11 +28,12 @@ import pyarrow as pa
 
 from equilibria.diagnosis import assumptions, equilibrium, faults, noise, spikes
 from equilibria.diagnosis.identities import check_run
+from equilibria.diagnosis.layer_summary import LayerSummary
 from equilibria.diagnosis.layers import Layer, layers_of
 from equilibria.diagnosis.outliers import outliers
 from equilibria.diagnosis.run import SampledRun, sampled_run
 from equilibria.diagnosis.series import Series
-from equilibria.diagnosis.summary import LayerSummary, summarise_run
+from equilibria.diagnosis.summary import summarise_run
 from equilibria.errors import described
 from equilibria.findings import Finding, Findings, warnings_first
 

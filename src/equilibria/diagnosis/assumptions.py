@@ -10,10 +10,11 @@ import math
 from collections.abc import Iterator, Sequence
 
 from equilibria.diagnosis.gradient_size import INTERPOLATES, VARIES, near_interpolation
+from equilibria.diagnosis.layer_summary import ACCURACY
 from equilibria.diagnosis.layers import Layer, if_invariant, layers_of, verb, which_layers
 from equilibria.diagnosis.run import SampledRun
 from equilibria.diagnosis.series import Array
-from equilibria.diagnosis.summary import ACCURACY, summarise_run
+from equilibria.diagnosis.summary import summarise_run
 from equilibria.findings import Finding, percent
 from equilibria.theory.equilibrium import ROUNDED_AWAY
 from equilibria.theory.identified import Identified

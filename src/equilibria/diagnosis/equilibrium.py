@@ -10,11 +10,11 @@ from functools import lru_cache
 
 import numpy as np
 
+from equilibria.diagnosis.layer_summary import how_long, times
 from equilibria.diagnosis.layers import Layer, if_invariant, invariant_verb, verb, which_layers
 from equilibria.diagnosis.lr_excursions import excursions
 from equilibria.diagnosis.metadata import short
 from equilibria.diagnosis.series import Array, sample_weights
-from equilibria.diagnosis.summary import how_long, times
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, counted, percent, plain
 from equilibria.records.tables import CHANGED_OUTSIDE, DISTURBED, NOTES, RESCALED, SETTLED, SETTLING, STATES

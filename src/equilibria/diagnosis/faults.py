@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from equilibria.diagnosis.identities import IdentityCheck
+from equilibria.diagnosis.layer_summary import JUDGED, LEAST_WINDOW
 from equilibria.diagnosis.layers import Layer, which_layers
 from equilibria.diagnosis.run import SampledRun
 from equilibria.diagnosis.series import Array, Series, without_gradient_since, zero_gradient_since
 from equilibria.diagnosis.siblings import is_row_kind, kind_of
-from equilibria.diagnosis.summary import JUDGED, LEAST_WINDOW
 from equilibria.findings import Finding, counted, percent
 from equilibria.records.tables import NO_GRADIENT, NOT_FINITE, NOTES, REMOVED, SKIPPED
 

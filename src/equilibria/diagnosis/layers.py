@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from equilibria.diagnosis.gradient_size import FEWEST, late_from, late_rows, size_variation, varies_widely
+from equilibria.diagnosis.layer_summary import LayerSummary
 from equilibria.diagnosis.metadata import rule_from_metadata
 from equilibria.diagnosis.run import SampledRun
 from equilibria.diagnosis.series import SETTINGS, Array, Series, effective_count
-from equilibria.diagnosis.summary import LayerSummary
 from equilibria.errors import EquilibriaError
 from equilibria.records.tables import CHANGED_OUTSIDE, NOTES, STATES
 from equilibria.theory.equilibrium import ROUNDED_AWAY

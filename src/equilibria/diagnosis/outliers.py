@@ -14,6 +14,7 @@ from statistics import median
 
 import numpy as np
 
+from equilibria.diagnosis.layer_summary import LayerSummary
 from equilibria.diagnosis.metadata import three_digits
 from equilibria.diagnosis.run import SampledRun
 from equilibria.diagnosis.series import Array
@@ -30,7 +31,6 @@ from equilibria.diagnosis.siblings import (
     siblings,
     unusual_settings,
 )
-from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding, counted, joined, plain
 from equilibria.theory.requested import norm_power
 

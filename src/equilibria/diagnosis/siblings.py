@@ -17,7 +17,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from equilibria.diagnosis.summary import LayerSummary
+    from equilibria.diagnosis.layer_summary import LayerSummary
 
 FEW_LAYERS = 12
 """So many layers are easily read one by one; with more, siblings are shown together."""

@@ -10,7 +10,7 @@ from typing import TypeVar
 from equilibria.errors import WatchWarning, described, warn_in_training
 from equilibria.optimizers.budget import Every, TimeBudget
 
-_SHARE = 0.006  # of the training time that sampling may take with every="auto"
+_SHARE = 0.005  # of the training time for the samples of every="auto": with what the hooks cost, below 1 %
 _LONGEST_INTERVAL = 1000  # steps between samples, however cheap the steps are
 
 Result = TypeVar("Result")

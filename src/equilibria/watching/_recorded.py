@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from equilibria._display import Printable
 from equilibria.diagnosis import summarise_and_diagnose
+from equilibria.diagnosis.layer_summary import LayerSummary
 from equilibria.diagnosis.noise import GradientNoise, gradient_noise
 from equilibria.diagnosis.sharpness import sharpness_findings
-from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding, Findings, warnings_first
 from equilibria.records import Record, read_record
 from equilibria.views.run.card import run_card, tracker_card

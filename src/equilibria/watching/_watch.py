@@ -29,8 +29,8 @@ from equilibria.watching._alerts import FindingAlerts, OnFinding, checked
 from equilibria.watching._recording import Recording, is_first_process
 
 if TYPE_CHECKING:
+    from equilibria.diagnosis.layer_summary import LayerSummary
     from equilibria.diagnosis.noise import GradientNoise
-    from equilibria.diagnosis.summary import LayerSummary
     from equilibria.watching._tracker import SharpnessTracker
 
 _RECORD, _ALERTS = "record", "alerts"  # keys in the state, next to the monitor's

@@ -11,7 +11,8 @@ from statistics import median
 import pytest
 from tests.helpers.report_helpers import KINDS, transformer_run
 
-from equilibria.diagnosis.summary import LayerSummary, summarise
+from equilibria.diagnosis.layer_summary import LayerSummary
+from equilibria.diagnosis.summary import summarise
 from equilibria.findings import Finding
 from equilibria.views._rich import collected_text, columns_table, text_console
 from equilibria.views.run import terminal

@@ -188,8 +188,8 @@ _LAW = Source("", "beyond the papers", law="rules.AdamW")
 _GAIN = Source("", "beyond the papers", law="gain.equilibrium_from_gain")
 _OURS = Source("", "beyond the papers")
 # Tolerances were fixed after one trial of seed 100 and before the seeds of `Config` were run. The law of invariant
-# weights: twice what watching expects on networks (`diagnosis.summary.ACCURACY`). The gain: it changes with the angle,
-# about as angle^-0.25 on small transformers, so that halving lr moves the predicted angle by 4 per cent.
+# weights: twice what watching expects on networks (`ACCURACY` in `diagnosis.layer_summary`). The gain: it changes with
+# the angle, about as angle^-0.25 on small transformers, so that halving lr moves the predicted angle by 4 per cent.
 _AS_PREDICTED = 0.1
 _PERSISTS = 0.9  # Spearman's
 _ALONE, _JOINT, _AGAINST = "invariant alone", "invariant together with others", "scaled against others only"

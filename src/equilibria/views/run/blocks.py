@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from equilibria.diagnosis.layer_summary import LayerSummary
 from equilibria.diagnosis.siblings import (
     LEAST_SIBLINGS,
     Siblings,
@@ -14,7 +15,6 @@ from equilibria.diagnosis.siblings import (
     kind_of,
     siblings,
 )
-from equilibria.diagnosis.summary import LayerSummary
 from equilibria.views.notebook import Line, svg_chart
 from equilibria.views.words import text
 

@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from equilibria.diagnosis.budget import LayerBudget, budgets_over_time
+from equilibria.diagnosis.layer_summary import LayerSummary, gain_text
 from equilibria.diagnosis.run import sampled_run
-from equilibria.diagnosis.summary import LayerSummary, gain_text
 from equilibria.views.document import html_row, html_table
 from equilibria.views.notebook import EQUILIBRIUM, MEASURED, OTHER, PREDICTED, Line, svg_stack
 from equilibria.views.words import text

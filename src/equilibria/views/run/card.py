@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from equilibria.diagnosis.layer_summary import LayerSummary
 from equilibria.diagnosis.siblings import Siblings, folded
-from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding
 from equilibria.views.notebook import EQUILIBRIUM, MEASURED, MOST_ROWS, PREDICTED, Line, card, svg_chart
 from equilibria.views.run.headline import headline_and_details, most_telling_first

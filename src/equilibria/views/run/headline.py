@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from statistics import median
 
+from equilibria.diagnosis.layer_summary import LEAST_WINDOW, LayerSummary
 from equilibria.diagnosis.metadata import three_digits
 from equilibria.diagnosis.siblings import (
     FEW_LAYERS,
@@ -19,7 +20,6 @@ from equilibria.diagnosis.siblings import (
     short_names,
     siblings,
 )
-from equilibria.diagnosis.summary import LEAST_WINDOW, LayerSummary
 from equilibria.findings import Finding, counted, joined, percent, plain, rounded
 from equilibria.records.tables import DISTURBED, NO_EQUILIBRIUM, SETTLED, SETTLING
 from equilibria.views.words import sentence_case

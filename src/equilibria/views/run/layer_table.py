@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from html import escape
 from statistics import median
 
+from equilibria.diagnosis.layer_summary import LayerSummary
 from equilibria.diagnosis.siblings import Siblings, folded, unlike_by_block
-from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import joined, percent, rounded
 from equilibria.records.tables import NO_EQUILIBRIUM, SETTLED
 from equilibria.views.document import scrolling_table

@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from equilibria.diagnosis import diagnose_run
+from equilibria.diagnosis.layer_summary import LayerSummary
 from equilibria.diagnosis.noise import noise_of_run
 from equilibria.diagnosis.run import sampled_run
 from equilibria.diagnosis.sharpness import sharpness_findings
-from equilibria.diagnosis.summary import LayerSummary, summarise_run
+from equilibria.diagnosis.summary import summarise_run
 from equilibria.findings import Finding, percent
 from equilibria.views.document import Page, finding_card, finding_cards
 from equilibria.views.run.blocks import block_section

@@ -10,9 +10,9 @@ from statistics import median
 
 import pyarrow as pa
 
+from equilibria.diagnosis.layer_summary import LayerSummary
 from equilibria.diagnosis.metadata import three_digits
 from equilibria.diagnosis.siblings import Siblings, block_of, folded
-from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding, counted, joined
 from equilibria.records.tables import NO_EQUILIBRIUM, SETTLED
 from equilibria.views.run.headline import headline_and_details, most_telling_first, no_findings
