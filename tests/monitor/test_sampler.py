@@ -90,7 +90,9 @@ def test_the_share_of_the_time_stays_below_its_limit(clock, step_time, times):
     sampled = train(sampler, clock, 20_000, step_time=step_time, cost=cost, first=5000)
     share = sampled.sum() * cost / (sampled.sum() * cost + 20_000 * step_time)
     assert share <= 1.02 * LIMIT
-    assert share >= 0.7 * LIMIT or sampler.every <= 3, "it may sample more often (intervals are whole: 2 or 3 is coarse)"
+    assert share >= 0.7 * LIMIT or sampler.every <= 3, (
+        "it may sample more often (intervals are whole: 2 or 3 is coarse)"
+    )
 
 
 def test_the_first_steps_cost_little_too(clock):

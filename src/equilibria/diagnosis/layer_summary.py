@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from equilibria.diagnosis.budget import LayerBudget
 from equilibria.diagnosis.metadata import three_digits
 from equilibria.findings import counted
-from equilibria.records.tables import DISTURBED, GAIN_LAW, SETTLED
+from equilibria.records.tables import DISTURBED, GAIN_LAW, NO_EQUILIBRIUM, SETTLED
 
 LEAST_WINDOW = 20  # samples, where there are as many at about these settings; and fewest to know how far they scatter
 ACCURACY = 0.05  # |ln(measured / predicted angle)| to expect
@@ -203,6 +203,23 @@ class LayerSummary:
         if self.first_step is None or self.first_step == self.last_step:
             return f"at step {self.last_step:,}"
         return f"over steps {self.first_step:,}-{self.last_step:,}"
+
+    @property
+    def state_word(self) -> str:
+        """Its state, or in one or two words why it has none."""
+        if self.no_law is not None:
+            return "no law"
+        if self.idle is not None:
+            return self.idle.partition(" since ")[0]
+        if self.invariant is False and not self.by_gain:
+            return {None: "not invariant", "no": "not invariant", "no effect": "no effect"}.get(self.how, "not alone")
+        if self.invariant is None and self.mean_cosine is not None and not self.by_gain:
+            return "undecided"
+        if self.state != NO_EQUILIBRIUM:
+            return self.state or ""
+        if self.weight_decay == 0:
+            return "no decay"
+        return "gain unsure" if self.by_gain else self.state
 
     @property
     def sentence(self) -> str:

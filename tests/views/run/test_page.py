@@ -204,7 +204,15 @@ def test_the_table_has_every_layer_in_the_order_of_the_model():
     assert cells[1:4] == [f"{first.angle:#.3g}", f"{first.angle_predicted:#.3g}", f"{first.angle_equilibrium:#.3g}"]
     assert cells[4] == f"{first.norm:#.3g}" and cells[5].startswith(f"{first.norm_vs_equilibrium:.2f}")
     lawless = layers[layer_names(20)[13]]
-    expected = ["–", f"{lawless.angle:#.3g}", "–", "–", f"{lawless.norm:#.3g}", "–", "– none"]  # all others are settled
+    expected = [
+        "–",
+        f"{lawless.angle:#.3g}",
+        "–",
+        "–",
+        f"{lawless.norm:#.3g}",
+        "–",
+        "– no law",
+    ]  # all others are settled
     assert shown[lawless.name] == expected
 
 

@@ -102,7 +102,10 @@ def _columns(layers: Sequence[LayerSummary]) -> list[_Column]:
     empty = set()
     if all(_settles_in(layer) == _NOTHING for layer in layers):
         empty.add("steps_to_settle")
-    if all(layer.state in (None, NO_EQUILIBRIUM) for layer in layers):
+    if (
+        all(layer.state in (None, NO_EQUILIBRIUM) for layer in layers)
+        and len({layer.state_word for layer in layers}) == 1
+    ):
         empty.add("state")
     empty |= {column.field for column in columns if all(getattr(layer, column.field) is None for layer in layers)}
     return [column for column in columns if column.field not in empty]
@@ -223,14 +226,16 @@ def _time(epochs: float) -> str:
 
 
 def _state_cell(row: Siblings) -> str:
-    """The state of a layer, or the number of layers in each state."""
-    counts = Counter(layer.state or NO_EQUILIBRIUM for layer in row.members).most_common()
-    state, _ = counts[0]
+    """The state of a layer or why it has none, or the number of layers of each kind."""
+    counts = Counter(
+        (layer.state or NO_EQUILIBRIUM, layer.state_word or NO_EQUILIBRIUM) for layer in row.members
+    ).most_common()
+    (state, _), _ = counts[0]
     kind = "good" if state == SETTLED else "no-law" if state == NO_EQUILIBRIUM else "bad"
     words = [
         f'<span aria-hidden="true">{STATE_MARKS[state]}</span> '
-        + (f"{count:,} {escape(state)}" if len(counts) > 1 else escape(state))
-        for state, count in counts
+        + (f"{count:,} {escape(word)}" if len(counts) > 1 else escape(word))
+        for (state, word), count in counts
     ]
     shown = words[0] if len(words) == 1 else "".join(f"<div>{line}</div>" for line in words)
     wait = _settles_in(_slowest(row))

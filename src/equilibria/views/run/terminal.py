@@ -14,7 +14,7 @@ from equilibria.diagnosis.layer_summary import LayerSummary
 from equilibria.diagnosis.metadata import three_digits
 from equilibria.diagnosis.siblings import Siblings, block_of, folded
 from equilibria.findings import Finding, counted, joined
-from equilibria.records.tables import NO_EQUILIBRIUM, SETTLED
+from equilibria.records.tables import SETTLED
 from equilibria.views.run.headline import headline_and_details, most_telling_first, no_findings
 from equilibria.views.run.metrics import last_values
 from equilibria.views.terminal import fitting
@@ -171,7 +171,7 @@ def _slowest(row: Siblings) -> LayerSummary:
 
 def state_words(row: Siblings) -> str:
     """The states of a row with the number of layers in each, the most frequent first; a state that all share alone."""
-    counts = Counter(map(state_word, row.members)).most_common()
+    counts = Counter(layer.state_word for layer in row.members).most_common()
     if len(counts) == 1:
         return counts[0][0]
     (word, count), (second, _), *others = counts
@@ -208,29 +208,6 @@ def _short_time(value: float) -> str:
         if value >= size:
             return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
     return f"{value:.1f}" if value < 100 and value != int(value) else f"{value:,.0f}"
-
-
-def state_word(layer: LayerSummary) -> str:
-    """The state of a layer, or why it has none."""
-    if layer.no_law is not None:
-        return "no law"
-    if layer.idle is not None:
-        return layer.idle.partition(" since ")[0]
-    if layer.by_gain:
-        return _state_by_gain(layer)
-    if layer.invariant is False:
-        return {None: "not invariant", "no": "not invariant", "no effect": "no effect"}.get(layer.how, "not alone")
-    if layer.invariant is None and layer.mean_cosine is not None:
-        return "undecided"
-    if layer.state == NO_EQUILIBRIUM and layer.weight_decay == 0:
-        return "no decay"
-    return layer.state or ""
-
-
-def _state_by_gain(layer: LayerSummary) -> str:
-    if layer.state != NO_EQUILIBRIUM:
-        return layer.state or ""
-    return "no decay" if layer.weight_decay == 0 else "gain unsure"
 
 
 def _short(how: str) -> str:
