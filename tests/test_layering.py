@@ -36,6 +36,7 @@ ORDER = [
     "control",
     "monitor",
     "doctor",
+    "comparing",
     "views",
     "watching",
     "integrations",

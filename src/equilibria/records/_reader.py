@@ -26,9 +26,18 @@ from equilibria.findings import counted
 from equilibria.records._files import check_outside_runs
 from equilibria.records._manifest import RUN_FILE, Manifest, Session, find_manifest
 from equilibria.records._metrics import in_one_line
-from equilibria.records._segment import Segment, SegmentReader, all_segments, segment_paths, session_number
+from equilibria.records._segment import (
+    Segment,
+    SegmentReader,
+    all_segments,
+    segment_name,
+    segment_paths,
+    session_number,
+)
 from equilibria.records._verification import Verification, holes, missing_rows, verify_run
 from equilibria.records.tables import DIFFUSION, FORMAT, FORMAT_KEY, METRICS, SAMPLES, SHARPNESS, TABLES, TableName
+
+_DEPTH = 4  # folders below the one that is searched for runs
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -146,6 +155,21 @@ class Record:
         except ImportError:
             raise EquilibriaError("to_pandas() needs pandas: pip install pandas") from None
         return self.samples().to_pandas()
+
+
+def runs_below(root: Path, depth: int = _DEPTH) -> Iterator[Path]:
+    """Folders with a run, by name, also one that has lost its run file; looks neither inside a run nor behind links."""
+    # False in a folder without permission; Path.exists raises
+    if any(os.path.exists(root / name) for name in (RUN_FILE, segment_name(0))):  # noqa: PTH110
+        yield root
+    elif depth:
+        try:
+            inside = sorted(entry.path for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False))
+        except OSError:
+            return
+        for path in inside:
+            if not Path(path).name.startswith("."):
+                yield from runs_below(Path(path), depth - 1)
 
 
 def read_record(path: str | Path) -> Record:

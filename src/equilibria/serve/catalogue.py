@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from equilibria.errors import EquilibriaError
-from equilibria.records._manifest import RUN_FILE
-from equilibria.records._segment import segment_name
+from equilibria.records._reader import runs_below
 from equilibria.serve.follow import FollowedRun
 
 MOST_LOADED = 8  # runs whose samples are in memory: some tens of megabytes each
 MOST_RUNS = 1000
-_DEPTH = 4  # folders below a served one
 
 
 class Catalogue:
@@ -56,7 +53,7 @@ class Catalogue:
 
     def scan(self) -> None:
         """Look for runs; deleted ones leave the list, and keep their numbers in case they come back."""
-        roots = {path: root for root in self._roots for path in _runs_below(root)}
+        roots = {path: root for root in self._roots for path in runs_below(root)}
         for path, root in list(roots.items())[:MOST_RUNS]:
             if path not in self._numbers:
                 number = len(self._numbers) + 1
@@ -88,18 +85,3 @@ class Catalogue:
         name = root.name if path == root else str(below)
         taken = {run.name for run in self._known.values()}
         return name if name not in taken else f"{root.name if path != root else root.parent.name}/{name}"
-
-
-def _runs_below(root: Path, depth: int = _DEPTH) -> Iterator[Path]:
-    """Folders with a run, by name, also one that has lost its run file; looks neither inside a run nor behind links."""
-    # False in a folder without permission; Path.exists raises
-    if any(os.path.exists(root / name) for name in (RUN_FILE, segment_name(0))):  # noqa: PTH110
-        yield root
-    elif depth:
-        try:
-            inside = sorted(entry.path for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False))
-        except OSError:
-            return
-        for path in inside:
-            if not Path(path).name.startswith("."):
-                yield from _runs_below(Path(path), depth - 1)
