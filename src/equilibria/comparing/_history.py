@@ -419,7 +419,7 @@ def _sentences(run: JudgedRun) -> Iterator[str]:
 
 
 def _sentence(run: JudgedRun, part: Departure) -> str:
-    who = f"all {counted(run.layers, 'layer')}" if part.together else joined(list(part.layers), most=3)
+    who = "all layers" if part.together else joined(list(part.layers), most=3)
     where = " in the median" if part.together else " where it is furthest off" if len(part.layers) > 1 else ""
     band = plain(part.band, digits=3)
     return (
