@@ -127,10 +127,17 @@ def test_a_diverged_loss_is_out_of_the_band(tmp_path):
     assert not run.in_band
 
 
+def test_a_frozen_layer_is_out_of_the_band(nights):
+    write(nights / "night-8", 8, layers=LAYERS[1:])
+    (finding,) = history([nights]).findings
+    assert f"{LAYERS[0]} no longer turns: frozen, renamed or removed" in finding.evidence
+
+
 def test_runs_without_common_layers_are_not_compared(nights):
     write(nights / "night-8", 8, layers=("other.weight",))
     run = history([nights]).runs[-1]
-    assert run.in_band
+    assert not run.departures
+    assert run.gone == LAYERS
     assert [change.name for change in run.changes][:2] == ["layers left out", "layers added"]
 
 

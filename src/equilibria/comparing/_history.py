@@ -79,6 +79,7 @@ class JudgedRun:
         compared_with: the earlier runs that its band comes from, the latest first; empty if there were fewer than
             `LEAST_RUNS`.
         departures: what left the band.
+        gone: layers of all the earlier runs that do not turn here: frozen, renamed or removed.
         too_many_spikes: whether there are more of them than in the earlier runs, or it diverged and they did not.
     """
 
@@ -95,12 +96,13 @@ class JudgedRun:
     unlike: tuple[SettingChange, ...]
     compared_with: tuple[str, ...]
     departures: tuple[Departure, ...]
+    gone: tuple[str, ...]
     too_many_spikes: bool
 
     @property
     def in_band(self) -> bool:
         """Whether nothing left its band."""
-        return not self.departures and not self.too_many_spikes
+        return not self.departures and not self.gone and not self.too_many_spikes
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,7 @@ class _Measured:
         if not len(self.run.taken.columns["step"]):
             raise EquilibriaError("no samples of steps that were taken")
         self.layers = self.run.series.names
+        self.turning = tuple(name for name, count in zip(self.layers, self.run.taken.counts, strict=True) if count)
         self.steps = int(self.run.taken.columns["step"].max()) + 1
         events = list(spikes(self.run))
         self.spikes = len(events)
@@ -290,11 +293,18 @@ def _judge(measured: Sequence[_Measured]) -> Iterator[JudgedRun]:
             changes(earlier[0], run) if earlier else (),
             tuple(other.name for other in earlier),
             found,
+            _gone(run, earlier),
             spiky,
         )
         if judged.in_band or not same_settings:
             healthy.append(run)
         yield judged
+
+
+def _gone(run: _Measured, earlier: Sequence[_Measured]) -> tuple[str, ...]:
+    """The layers that turn in all earlier runs and not in this one."""
+    always = [name for name in earlier[0].turning if all(name in other.turning for other in earlier)] if earlier else []
+    return tuple(name for name in always if name not in run.turning)
 
 
 class _Changes:
@@ -414,6 +424,9 @@ def _sentences(run: JudgedRun) -> Iterator[str]:
         if kind not in told:
             told.add(kind)
             yield _sentence(run, part)
+    if run.gone:
+        verb = "turns" if len(run.gone) == 1 else "turn"
+        yield f"{joined(list(run.gone), most=3)} no longer {verb}: frozen, renamed or removed"
     if run.too_many_spikes:
         yield f"{counted(run.spikes, 'spike')}, more than in the earlier runs"
 
