@@ -15,6 +15,7 @@ from equilibria.lab.harness.results import Result
 MODULES = {
     "smd-architectures": "papers.smd.fig9_architectures",
     "smd-correlation": "papers.smd.fig2d_correlation",
+    "smd-detection": "papers.smd.fig3_detection",
     "smd-fixed-lr": "papers.smd.fig2_fixed_lr",
     "smd-linear-scaling": "papers.smd.fig7_linear_scaling",
     "smd-momentum": "papers.smd.plus_app_e_momentum",
