@@ -180,7 +180,7 @@ def test_the_share_of_the_mean_gradient_comes_back_from_the_growth_it_leads_to()
 def small(network: Network) -> Network:
     """As deep in stages, narrow: it must start and run, not learn."""
     return replace(
-        network, width={"mobilenet-v2": 8, "shufflenet": 8}.get(network.kind, 2), blocks=(1,) * len(network.blocks)
+        network, width={"mobilenet-v2": 4, "shufflenet-v2+": 34}.get(network.kind, 2), blocks=(1,) * len(network.blocks)
     )
 
 

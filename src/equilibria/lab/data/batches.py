@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,6 +54,60 @@ def crop(images: Tensor, corners: Tensor, *, padding: int) -> Tensor:
     return windows[torch.arange(len(images), device=images.device), :, corners[:, 0], corners[:, 1]]
 
 
+_AREA, _RATIO, _TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
+"""Of a random window: its share of the image, its width over its height, and how often one is drawn until it fits."""
+
+
+def random_windows(count: int, *, height: int, width: int, generator: torch.Generator) -> Tensor:
+    """Windows of random size, shape and place, as for Inception: (count, 4) of top, left, height and width.
+
+    Each has a share of the image drawn uniformly from 8 % to all of it and a logarithm of width over height drawn
+    uniformly from that of 3/4 to that of 4/3. What does not fit is drawn again, up to ten times; then it is the image.
+
+    Args:
+        count: of the windows.
+        height: of the images.
+        width: of the images.
+        generator: of the random numbers.
+
+    Example:
+        >>> random_windows(2, height=10, width=10, generator=torch.Generator().manual_seed(0)).tolist()
+        [[1, 0, 7, 7], [0, 1, 9, 8]]
+    """
+    shares, shapes = torch.rand(2, count, _TRIES, generator=generator, dtype=torch.float64)
+    area = height * width * (_AREA[0] + shares * (_AREA[1] - _AREA[0]))
+    ratio = (math.log(_RATIO[0]) + shapes * math.log(_RATIO[1] / _RATIO[0])).exp()
+    sizes = torch.stack([(area / ratio).sqrt().round(), (area * ratio).sqrt().round()], dim=2).to(torch.int64)
+    whole_image = torch.tensor([height, width])
+    fits = (sizes <= whole_image).all(dim=2)
+    first = sizes[torch.arange(count), fits.to(torch.uint8).argmax(dim=1)]
+    chosen = torch.where(fits.any(dim=1, keepdim=True), first, whole_image)
+    room = whole_image - chosen + 1
+    corners = (torch.rand(count, 2, generator=generator, dtype=torch.float64) * room).to(torch.int64)
+    return torch.cat([corners, chosen], dim=1)
+
+
+def resized_windows(images: Tensor, windows: Tensor, *, size: int) -> Tensor:
+    """Cut a window out of each image and resize it to ``size`` x ``size``: bilinear and antialiased.
+
+    Args:
+        images: (count, channels, height, width).
+        windows: (count, 4), from `random_windows`.
+        size: of the results.
+
+    Example:
+        >>> resized_windows(torch.tensor([[[[1.0, 2.0], [3.0, 6.0]]]]), torch.tensor([[0, 0, 2, 2]]), size=1).tolist()
+        [[[[3.0]]]]
+    """
+    cut = [
+        image[:, top : top + height, left : left + width]
+        for image, (top, left, height, width) in zip(images, windows.tolist(), strict=True)
+    ]
+    return torch.cat(
+        [functional.interpolate(window[None], (size, size), mode="bilinear", antialias=True) for window in cut]
+    )
+
+
 class _Draw(NamedTuple):
     """The random numbers of one batch."""
 
@@ -61,6 +116,7 @@ class _Draw(NamedTuple):
     labels: Tensor
     flipped: Tensor
     corners: Tensor
+    windows: Tensor
 
 
 class Batches:
@@ -83,6 +139,10 @@ class Batches:
         crop: largest shift of the image in pixels, each way; the uncovered part is zero, which is black in pixels and
             the mean colour in standardised images; for a black frame, as in usual recipes, give uint8 pixels and
             ``transform=images.standardiser()``.
+        resized: if not 0, cut a window of random size and shape (`random_windows`) out of every image and resize it to
+            this many pixels, as usual for ImageNet; in place of ``crop``.
+        share: of the batches, for a training in several processes: the number of this process and that of all. Every
+            process draws the numbers of whole batches and reads only its own images.
         transform: applied to every batch of images, after flip and crop, such as `ImageSet.standardiser`.
 
     Example:
@@ -103,6 +163,8 @@ class Batches:
         seed: int = 0,
         flip: bool = False,
         crop: int = 0,
+        resized: int = 0,
+        share: tuple[int, int] = (0, 1),
         transform: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         if len(images) != len(labels):
@@ -110,14 +172,17 @@ class Batches:
         batch_size = whole("batch_size", batch_size, low=1)
         if batch_size > len(images):
             raise EquilibriaError(f"got batch_size={batch_size}; expected at most the {len(images)} images there are")
-        if (flip or crop) and images.ndim != 4:
+        if (flip or crop or resized) and images.ndim != 4:
             raise EquilibriaError(f"got images of {tuple(images.shape)}; expected (count, channels, height, width)")
         self.images, self.labels = images, labels
         self.batch_size = batch_size
         self.label_noise = within("label_noise", label_noise, low=0, high=1)
         self.classes = _classes(labels, classes)
         self.seed = whole("seed", seed)
-        self.flip, self.crop = flip, whole("crop", crop)
+        self.flip, self.crop, self.resized = flip, whole("crop", crop), whole("resized", resized)
+        if crop and resized:
+            raise EquilibriaError(f"got crop={crop} and resized={resized}; expected one of the two")
+        self.share = _share(share, batch_size)
         self.transform = transform
 
     @classmethod
@@ -144,7 +209,7 @@ class Batches:
     def _draws(self) -> Iterator[_Draw]:
         generator = torch.Generator().manual_seed(self.seed)
         augmenting = torch.Generator().manual_seed(int(np.random.SeedSequence([self.seed, 1]).generate_state(1)[0]))
-        size = self.batch_size
+        size, sides = self.batch_size, self.images.shape[-2:]
         while True:
             order = torch.randperm(len(self.images), generator=generator)
             for images in order[: self.per_epoch * size].view(-1, size):
@@ -154,11 +219,18 @@ class Batches:
                     torch.randint(self.classes, (size,), generator=generator),
                     torch.randint(2, (size,), generator=augmenting) == 1,
                     torch.randint(2 * self.crop + 1, (size, 2), generator=augmenting),
+                    random_windows(size, height=sides[0], width=sides[1], generator=augmenting)
+                    if self.resized
+                    else torch.empty(size, 0),
                 )
 
     def _batch(self, draw: _Draw) -> tuple[Tensor, Tensor]:
-        images, replaced, drawn, flipped, corners = (part.to(self.images.device) for part in draw)
+        rank, ranks = self.share
+        own = [part.chunk(ranks)[rank].to(self.images.device) for part in draw]
+        images, replaced, drawn, flipped, corners, windows = own
         chosen, labels = self.images[images], self.labels[images]
+        if self.resized:
+            chosen = resized_windows(chosen, windows, size=self.resized)
         if self.flip:
             chosen = flip(chosen, flipped)
         if self.crop:
@@ -166,6 +238,16 @@ class Batches:
         if self.transform is not None:
             chosen = self.transform(chosen)
         return chosen, torch.where(replaced, drawn, labels)
+
+
+def _share(share: tuple[int, int], batch_size: int) -> tuple[int, int]:
+    rank, ranks = share
+    if not 0 <= rank < ranks or batch_size % ranks:
+        raise EquilibriaError(
+            f"got share={share} of batches of {batch_size}; expected the number of a process, from 0, and how "
+            "many there are, a divisor of the batch size"
+        )
+    return rank, ranks
 
 
 def _classes(labels: Tensor, classes: int | None) -> int:
