@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from equilibria.errors import EquilibriaError, one_of, whole
-from equilibria.lab.nets.conv_norm import ConvNorm, stage_plan
+from equilibria.lab.nets.conv_norm import SMALL, ConvNorm, he_fan_out, stage_plan
 from equilibria.lab.nets.mobile_nets import InvertedResidual
 
 MEAN, DEVIATION = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 """Of ImageNet's training pixels, by channel: the usual values."""
-_LAST = 0.01  # deviation of the first weights of linear layers
 
 
 class OnPixels(nn.Module):
@@ -37,20 +36,6 @@ class OnPixels(nn.Module):
         """Pixels (batch, 3, height, width) to logits (batch, classes)."""
         logits: Tensor = self.net((pixels - self.mean) / self.deviation)
         return logits
-
-
-def he_fan_out(model: nn.Module) -> None:
-    """Draw first weights as Kaiming He for the outputs of convolutions, and with deviation 0.01 for linear layers.
-
-    Biases of linear layers become 0.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        elif isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=_LAST)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
 
 
 class Bottleneck(nn.Module):
@@ -280,9 +265,9 @@ class ShuffleNetV2Plus(nn.Module):
         small = {id(self.stem.conv), *(id(m.squeeze.conv) for m in self.modules() if isinstance(m, SqueezeExcite))}
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
-                nn.init.normal_(module.weight, std=_LAST if id(module) in small else 1 / module.weight.shape[1])
+                nn.init.normal_(module.weight, std=SMALL if id(module) in small else 1 / module.weight.shape[1])
             elif isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=_LAST)
+                nn.init.normal_(module.weight, std=SMALL)
             elif isinstance(module, nn.BatchNorm2d):
                 nn.init.constant_(module.bias, 1e-4)
 

@@ -164,7 +164,7 @@ APPENDIX_ITEMS: tuple[Item, ...] = (
         "Appendix F",
         "pseudo-overfitting: accuracy dips as the angle climbs back",
         figures="smd-pseudo-overfitting/pseudo-overfitting",
-        note="four classes of CIFAR-10 at 8x8 pixels; to the second drop at paper scale",
+        note="four classes of CIFAR-10 at 8x8 pixels",
     ),
     at_desk_scale(
         "Figure 1",
