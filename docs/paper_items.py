@@ -103,26 +103,28 @@ PRESETS_HEAD = """# The papers' settings, with their sources
 
 <!-- Written by docs/paper_items.py: do not edit. -->
 
-`equilibria reproduce smd-multistage --scale paper --device cuda` trains with the paper's own network, images and settings.
-We have had no GPU: a test builds each of these {trainings} trainings and compares its network, optimizer, schedule and batches with
-the rows below, and a slow one takes the first steps on random images. What a document does not state says so, with the
-source of the value that stands in for it. Seeds, windows of claims and steps between measurements are ours.
+`equilibria reproduce smd-multistage --scale paper --device cuda` trains with the paper's own network, images and
+settings. We have had no GPU: a test builds each of these {trainings} trainings and compares its network, optimizer,
+schedule and batches with the rows below, and a slow one takes the first steps on random images. Where a document does
+not state a value, the row says so, with the source of the one that stands in for it. Seeds, windows of claims and steps
+between measurements are ours.
 
 {notes}
 """
 NOTES = (
-    "ImageNet is read from squares of 256 pixels (`equilibria.lab.data.imagenet`): windows of random size are cut from the "
-    "middle square of a picture, not from all of it. Validation uses the middle 224 pixels, running averages, no flips.",
-    "Batches are cut into the images that one BatchNorm sees, one after the other on one device: the gradients of "
-    "workers, without their communication. Several processes of `torch.distributed` share them "
-    "([how](#several-gpus)); a test compares two with one.",
-    "Mask R-CNN on COCO (smd, table 2) has no preset.",
+    "ImageNet is read from squares of 256 pixels (`equilibria.lab.data.imagenet`): windows of random size are cut out\n"
+    "  of the middle square of a picture, not of all of it. Validation: the middle 224 pixels, and running averages.",
+    "A batch is cut into the images that one BatchNorm sees, one part after the other: the gradients of that many\n"
+    "  workers. Several processes of `torch.distributed` can share a batch ([how](#several-gpus)); a test compares\n"
+    "  two with one.",
+    "Top-1 accuracies (smd, table 1) are claims of `smd-multistage` at this scale alone. Mask R-CNN on COCO (smd,\n"
+    "  table 2) has no preset.",
 )
 SEVERAL = """
 ## Several GPUs
 
-Every process trains on its share of each batch; `chunk`, the images that a BatchNorm sees, stays 32. Save as `train.py`, run
-with `torchrun --nproc-per-node 8 train.py`:
+Every process trains on its share of each batch; the images that a BatchNorm sees stay 32. Save as `train.py`, run with
+`torchrun --nproc-per-node 8 train.py`:
 
 ```python
 import torch.distributed as dist

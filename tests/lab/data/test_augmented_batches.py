@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from equilibria.errors import EquilibriaError
 from equilibria.lab.data import Batches, ImageSet
-from equilibria.lab.data.batches import crop, flip
+from equilibria.lab.data.batches import crop, flip, random_windows, resized_windows
 
 IMAGES = torch.arange(1, 40 * 2 * 6 * 5 + 1).view(40, 2, 6, 5)
 LABELS = torch.arange(40) % 10
@@ -25,7 +27,8 @@ PINNED_PIXELS = [[0, 1, 2, 3], [3, 2, 0, 0], [1, 0, 3, 2]]
 
 
 def batches(**settings) -> Batches:
-    return Batches(IMAGES, LABELS, **{"batch_size": 8, **settings})
+    images = IMAGES.float() if settings.get("resized") else IMAGES
+    return Batches(images, LABELS, **{"batch_size": 8, **settings})
 
 
 def test_flip_of_each_image():
@@ -110,9 +113,62 @@ def test_a_seed_means_these_images_on_any_machine():
     assert turned.flatten(1).tolist() == PINNED_PIXELS
 
 
+def drawn_windows(count: int, height: int, width: int) -> torch.Tensor:
+    return random_windows(count, height=height, width=width, generator=torch.Generator().manual_seed(1))
+
+
+def test_windows_are_inside_and_as_large_and_wide_as_inceptions():
+    top, left, height, width = drawn_windows(20_000, 256, 256).double().T
+    assert (top >= 0).all() and (left >= 0).all() and (top + height <= 256).all() and (left + width <= 256).all()
+    share, shape = height * width / 256**2, width / height
+    assert share.min() > 0.078 and share.max() <= 1 and shape.min() > 0.735 and shape.max() < 1.36
+    assert abs(float(shape.log().mean())) < 0.005  # as often high as wide
+    # Uniform in area but for the largest, of which only nearly square ones fit: 2 r >= share for ratios of 3/4 to 4/3.
+    small = share[share < 0.7]
+    assert float(small.mean()) == pytest.approx((0.08 + 0.7) / 2, abs=0.005)
+    room = 256 - height
+    assert float((top[room > 20] / (room[room > 20] + 1)).mean()) == pytest.approx(0.5, abs=0.01)
+
+
+def test_an_image_that_no_window_fits_is_taken_whole():
+    assert drawn_windows(5, 2, 400).tolist() == 5 * [[0, 0, 2, 400]]
+
+
+def test_resizing_a_window_is_that_of_pillow():
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 256, (3, 40, 30), np.uint8)
+    windows = [[5, 3, 20, 24], [0, 0, 40, 30], [30, 20, 7, 6]]
+    found = resized_windows(torch.from_numpy(np.stack([pixels] * 3)), torch.tensor(windows), size=12)
+    for image, (top, left, height, width) in zip(found.numpy(), windows, strict=True):
+        cut = Image.fromarray(pixels[:, top : top + height, left : left + width].transpose(1, 2, 0))
+        expected = np.asarray(cut.resize((12, 12), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+        assert np.abs(image.astype(int) - expected).max() <= 1
+
+
+def test_resized_batches_have_the_order_and_labels_of_others():
+    plain, resized = next(iter(batches(seed=3))), next(iter(batches(seed=3, resized=4)))
+    assert torch.equal(plain[1], resized[1]) and resized[0].shape[2:] == (4, 4)
+    again = list(islice(batches(seed=3, resized=4, flip=True), 4))[3:]
+    assert torch.equal(next(batches(seed=3, resized=4, flip=True).starting_at(3))[0], again[0][0])
+    with pytest.raises(EquilibriaError, match="got crop=1 and resized=4; expected one of the two"):
+        batches(crop=1, resized=4)
+
+
+def test_shares_are_the_parts_of_a_batch():
+    settings = {"label_noise": 0.4, "flip": True, "resized": 4, "seed": 7, "batch_size": 8}
+    whole = list(islice(batches(**settings), 3))
+    parts = [list(islice(batches(**settings, share=(rank, 4)), 3)) for rank in range(4)]
+    for step, (images, labels) in enumerate(whole):
+        assert torch.equal(torch.cat([part[step][0] for part in parts]), images)
+        assert torch.equal(torch.cat([part[step][1] for part in parts]), labels)
+    for share in ((4, 4), (0, 3), (-1, 2)):
+        with pytest.raises(EquilibriaError, match=rf"got share=\({share[0]}, {share[1]}\) of batches of 8"):
+            batches(**settings, share=share)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"crop": -1}, "crop=-1"), ({"crop": 0.5}, "crop=0.5")],
+    [({"crop": -1}, "crop=-1"), ({"crop": 0.5}, "crop=0.5"), ({"resized": -1}, "resized=-1")],
 )
 def test_bad_settings(settings, message):
     with pytest.raises(EquilibriaError, match=message):

@@ -120,18 +120,27 @@ _FIRST: Mapping[str, Callable[[Any], float]] = {
 
 def _optimizer(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     kinds = _kinds(model)
-    found: dict[str, Any] = {"optimizer": type(optimizer).__name__}
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            if param.numel():
-                found |= {
-                    f"lr {kinds[id(param)]}": group["lr"],
-                    f"weight decay {kinds[id(param)]}": group["weight_decay"],
-                }
+    owned = [(kinds[id(param)], group) for group in optimizer.param_groups for param in group["params"]]
+    found = {"optimizer": type(optimizer).__name__}
+    for name, key in (("lr", "lr"), ("weight decay", "weight_decay")):
+        found |= by_kind(name, {kind: group[key] for kind, group in owned})
     group = optimizer.param_groups[0]
     return found | {
         name: group[name] for name in ("momentum", "dampening", "nesterov", "betas", "eps") if name in group
     }
+
+
+def by_kind(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A setting of each kind of parameter, or of all if they agree.
+
+    Example:
+        >>> by_kind("lr", {CONVOLUTIONS: 0.1, NORMS: 0.1}), by_kind("lr", {CONVOLUTIONS: 0.1, NORMS: 0.2})
+        ({'lr': 0.1}, {'lr of convolutions': 0.1, 'lr of normalisations': 0.2})
+    """
+    first, *others = values.values()
+    if all(value == first for value in others):
+        return {name: first}
+    return {f"{name} {kind}": value for kind, value in values.items()}
 
 
 def _kinds(model: nn.Module) -> dict[int, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from equilibria.lab.harness.registry import load
 from equilibria.lab.papers.explr import trainings
 from equilibria.lab.papers.explr.trainings import COSINE, DECAY, EPOCH, ROUNDED, Setting, Variant
-from equilibria.lab.papers.presets import CONVOLUTIONS, LINEAR, NORMS, SCHEDULE, Preset, Settings
+from equilibria.lab.papers.presets import SCHEDULE, Preset, Settings
 
 _SILENT = "not stated"
 _TORCH = f"{_SILENT}; torch's default"
@@ -34,7 +34,6 @@ def _preset(experiment: str, config: Setting, variant: Variant) -> Preset:
 
 
 def _settings(figure: str, config: Setting, variant: Variant) -> Settings:
-    kinds = (CONVOLUTIONS, LINEAR, NORMS)
     changed = variant.raises_decay or variant.keeps_lr
     return {
         "network": ("PreActivationResNet", f"{figure}: PreResNet-32, of which §4 fixes what is not invariant"),
@@ -48,8 +47,8 @@ def _settings(figure: str, config: Setting, variant: Variant) -> Settings:
         "momentum": (0.9, "§4"),
         "dampening": (0, "eq. (1)"),
         "nesterov": (False, "eq. (1)"),
-        **{f"lr {kind}": (0.1, "§4") for kind in kinds},
-        **{f"weight decay {kind}": (5e-4, "fig. 5; of the run that the exponential lr replaces") for kind in kinds},
+        "lr": (0.1, "§4"),
+        "weight decay": (5e-4, "fig. 5; of the run that the exponential lr replaces"),
         SCHEDULE: _schedule(figure, config, variant),
         "steps": (config.steps, f"{figure}: {config.steps // EPOCH} epochs"),
         "images in a batch": (128, "growth by 1.481 in an epoch of 391 steps, fig. 1"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from equilibria.lab.papers.nrq import fig3_networks as networks
 from equilibria.lab.papers.nrq import fig4_imagenet as imagenet
 from equilibria.lab.papers.nrq.fig3_networks import ADJUSTED, BASE, Config, LineSettings
-from equilibria.lab.papers.presets import BIAS, CONVOLUTIONS, LINEAR, NORMS, SCHEDULE, Preset, Settings
+from equilibria.lab.papers.presets import BIAS, LINEAR, NORMS, SCHEDULE, Preset, Settings
 from equilibria.lab.papers.smd.presets import CIFAR, GOYAL, IMAGENET, SILENT, cifar_schedule, rates, sgd
 
 _LINES = "its lines' numbers cannot be read"
@@ -60,10 +60,8 @@ def _imagenet(line: LineSettings) -> Settings:
         **IMAGENET,
         **sgd(0.0, "§4: momentum is 0"),
         **_first_weights(line),
-        f"lr {CONVOLUTIONS}": (line.lr, source),
-        f"weight decay {CONVOLUTIONS}": (line.weight_decay, decay),
-        **{f"lr {kind}": (1.0, "§4: 1; the same for all lines") for kind in (LINEAR, BIAS, NORMS)},
-        **{f"weight decay {kind}": (1e-4, f"{GOYAL}; the same for all lines") for kind in (LINEAR, BIAS)},
+        **rates(line.lr, source, line.weight_decay, decay, others=1.0),
+        **dict.fromkeys((f"weight decay {LINEAR}", f"weight decay {BIAS}"), (1e-4, f"{GOYAL}; the same for all lines")),
         f"weight decay {NORMS}": (0.0, f"{GOYAL}: none for the BN coefficients"),
         SCHEDULE: (epochs, f"{GOYAL}: divided by 10 at epochs 30, 60, 80"),
         "network": ("BottleneckResNet", "fig. 4: ResNet-50"),

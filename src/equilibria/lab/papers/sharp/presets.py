@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equilibria.lab.harness.registry import load
-from equilibria.lab.papers.presets import BIAS, CONVOLUTIONS, LINEAR, NORMS, SCHEDULE, Preset, Settings
+from equilibria.lab.papers.presets import SCHEDULE, Preset, Settings
 from equilibria.lab.papers.sharp import full_batch
 from equilibria.lab.papers.sharp.full_batch import STANDARD_RESNET, VGG, Config, DescentVariant
 
@@ -30,18 +30,12 @@ def _preset(experiment: str, config: Config, variant: DescentVariant) -> Preset:
 
 
 def _settings(figures: str, config: Config, variant: DescentVariant) -> Settings:
-    kinds = [CONVOLUTIONS, LINEAR]
-    if variant.network != VGG:
-        kinds.append(NORMS)
-    if variant.network == STANDARD_RESNET:
-        kinds.append(BIAS)
     ghost = (config.ghost, f"{_Q1}: 50 ghost batches of 1,000") if config.ghost else ("all", f"{_Q1}, CIFAR-10-2k")
-    norms = [kind for kind in kinds if kind == NORMS]
     return {
         "network": ("ScaleInvariantVGG" if variant.network == VGG else "PreActivationResNet", f"{_Q1}, fig. 16, 17"),
         "parameters": (_PARAMETERS[variant.network], f"{_Q1}, fig. 16, 17"),
         "first weights": ("He, by outputs", f"{_YANG}; linear layers: 0.01 in a VGG, torch's in a ResNet"),
-        "BatchNorms that begin at 0": (0, _YANG if norms else _TORCH),
+        "BatchNorms that begin at 0": (0, _YANG),
         "BatchNorm's momentum": (0.1, _TORCH),
         "BatchNorm's eps": (1e-5, _TORCH),
         "dropout": (0.0, _YANG),
@@ -49,8 +43,8 @@ def _settings(figures: str, config: Config, variant: DescentVariant) -> Settings
         "momentum": (0, "eq. (1)"),
         "dampening": (0, "eq. (1)"),
         "nesterov": (False, "eq. (1)"),
-        **{f"lr {kind}": (variant.lr, figures) for kind in kinds},
-        **{f"weight decay {kind}": (variant.weight_decay, figures) for kind in kinds},
+        "lr": (variant.lr, figures),
+        "weight decay": (variant.weight_decay, figures),
         SCHEDULE: ({0: 1.0}, "eq. (1)"),
         "steps": (variant.steps, figures),
         "images in a batch": ("all", "full batch"),

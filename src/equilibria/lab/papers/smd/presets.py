@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equilibria.lab.papers.presets import BIAS, CONVOLUTIONS, LINEAR, NORMS, SCHEDULE, Preset, Settings
+from equilibria.lab.papers.presets import BIAS, CONVOLUTIONS, LINEAR, NORMS, SCHEDULE, Preset, Settings, by_kind
 from equilibria.lab.papers.smd import fig2_fixed_lr as fixed_lr
 from equilibria.lab.papers.smd import fig2d_correlation as correlation
 from equilibria.lab.papers.smd import fig3_multistage as multistage
@@ -25,10 +25,8 @@ _WINDOWS = {"flip": True, "resized": 224}
 
 def groups(lr: float, lr_source: str, decay: float, decay_source: str) -> Settings:
     """One learning rate and weight decay for all but normalisations, which do not decay."""
-    kinds = (CONVOLUTIONS, LINEAR, BIAS)
-    rates = {f"lr {kind}": (lr, lr_source) for kind in (*kinds, NORMS)}
-    decays = {f"weight decay {kind}": (decay, decay_source) for kind in kinds}
-    return {**rates, **decays, f"weight decay {NORMS}": (0.0, f"{GOYAL}: none for the BN coefficients")}
+    decays = {f"weight decay {kind}": (decay, decay_source) for kind in (CONVOLUTIONS, LINEAR, BIAS)}
+    return {"lr": (lr, lr_source), **decays, f"weight decay {NORMS}": (0.0, f"{GOYAL}: none for the BN coefficients")}
 
 
 def sgd(factor: float, source: str) -> Settings:
@@ -55,7 +53,7 @@ IMAGENET: Settings = {
     "steps": (IMAGENET_STEPS, f"{GOYAL}: 90 epochs, of 5,004 batches"),
     "images in a batch": (256, f"{GOYAL}: 8 workers of 32"),
     "images that a BatchNorm sees": (32, f"{GOYAL}: n = 32 throughout"),
-    "augmentation": (_WINDOWS, f"{GOYAL}: scale and aspect ratio, flips; here from squares of 256, see below"),
+    "augmentation": (_WINDOWS, f"{GOYAL}: scale and aspect ratio, flips; here from squares of 256"),
     "loss": ("cross_entropy", SILENT),
     "weights rescaled at drops": (False, "§5.2"),
 }
@@ -200,10 +198,10 @@ CIFAR: Settings = {
 
 def rates(lr: float, lr_source: str, decay: float, decay_source: str, *, others: float) -> Settings:
     """Learning rates, and the weight decay of convolutions."""
+    other_rates = dict.fromkeys((LINEAR, BIAS, NORMS), (others, f"{SILENT} apart"))
     return {
-        f"lr {CONVOLUTIONS}": (lr, lr_source),
+        **by_kind("lr", {CONVOLUTIONS: (lr, lr_source), **(other_rates if others != lr else {})}),
         f"weight decay {CONVOLUTIONS}": (decay, decay_source),
-        **{f"lr {kind}": (others, f"{SILENT} apart") for kind in (LINEAR, BIAS, NORMS)},
     }
 
 
