@@ -127,21 +127,25 @@ Every process trains on its share of each batch; the images that a BatchNorm see
 `torchrun --nproc-per-node 8 train.py`:
 
 ```python
+from dataclasses import replace
+
 import torch.distributed as dist
 
-from equilibria.lab.harness.registry import load
-from equilibria.lab.harness.task import task_context
+from equilibria.lab.harness import find
 from equilibria.lab.papers.smd import trainings
 from equilibria.lab.training import train
 
 
 def main() -> None:
     dist.init_process_group()
-    config = load("smd-linear-scaling").config("paper")
-    with task_context("runs", device=f"cuda:{dist.get_rank()}"):
-        recipe = trainings.recipe(config.training(1, 16), trainings.load(config.images), seed=0)  # SGDM, 4,096 images
-    train(recipe, folder="runs/sgdm-4096")  # the first process writes; started again, it resumes
+    (experiment,) = find(["smd-linear-scaling"])
+    config = experiment.config("paper")
+    recipe = trainings.recipe(config.training(1, 16), trainings.load(config.images), seed=0)  # SGDM, 4,096 images
+    # The first process writes; started again, it resumes.
+    train(replace(recipe, device=f"cuda:{dist.get_rank()}"), folder="runs/sgdm-4096")
 ```
+
+Measurements of the experiment, such as the angles over several steps, are made by `equilibria reproduce` alone, on one GPU.
 """
 
 

@@ -22,8 +22,8 @@ def imagenet(folder: str | os.PathLike[str] | None = None) -> ImageSet:
     """ImageNet as four files of numpy: ``imagenet_train_x.npy``, ``imagenet_train_y.npy``, and the same for ``val``.
 
     x are pixels (count, 3, height, width), uint8, and y labels of 0 to 999, whole numbers; both as `numpy.save` writes
-    them, made from the official images with any tool (shorter side to 256, the middle 224x224). The pixels stay on
-    disk.
+    them, made from the official images with any tool: shorter side to 256, then the middle 256x256 for training, of
+    which batches take windows of random size, and the middle 224x224 for val. The pixels stay on disk.
 
     Args:
         folder: with the files; default: the environment variable EQUILIBRIA_DATA, else ~/.cache/equilibria/data.
@@ -41,7 +41,7 @@ def imagenet(folder: str | os.PathLike[str] | None = None) -> ImageSet:
             "ImageNet",
             path,
             looked_for=", ".join(names),
-            get=f"the images from {PAGE} and make uint8 arrays of 3x224x224 pixels and of labels with numpy.save",
+            get=f"the images from {PAGE} and make uint8 arrays of 3x256x256 pixels (val: 3x224x224) and of labels with numpy.save",
         )
     (train, labels), (val, val_labels) = (_pair(path, part) for part in ("train", "val"))
     count = int(max(labels.max(), val_labels.max())) + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from equilibria.lab.papers.items import Item, at_desk_scale, missing, works
 
 _OTHER_DATA = "a ResNet-8 on CIFAR-10 at 8x8 or 16x16 pixels"
+_TOP_1 = f"{_OTHER_DATA}, which decides the difference; 76.25 and 76.27 % are claims of the preset"
 
 ITEMS: tuple[Item, ...] = (
     works("Lemma 1", "the gradient is tangent and goes with one over the norm", names="symmetries"),
@@ -104,13 +105,13 @@ ITEMS: tuple[Item, ...] = (
         "MobileNet-V2 and ShuffleNet-V2+",
         names="lab.nets.MobileNetV2 lab.nets.ShuffleNetV2",
         figures="smd-architectures/architectures",
-        note="small ones on CIFAR-10",
+        note="small ones on CIFAR-10; the published ones in the preset",
     ),
     at_desk_scale(
         "Table 1",
         "accuracy with and without rescaled weights, ImageNet",
         experiments="smd-multistage",
-        note=_OTHER_DATA,
+        note=_TOP_1,
     ),
     missing("Table 2", "the same for Mask R-CNN on COCO"),
 )
@@ -187,8 +188,8 @@ APPENDIX_ITEMS: tuple[Item, ...] = (
         "Figure 8",
         "MobileNet-V2 and ShuffleNet-V2+",
         figures="smd-architectures/architectures",
-        note="small ones on CIFAR-10",
+        note="small ones on CIFAR-10; the published ones in the preset",
     ),
-    at_desk_scale("Table 1", "accuracy, ImageNet", experiments="smd-multistage", note=_OTHER_DATA),
+    at_desk_scale("Table 1", "accuracy, ImageNet", experiments="smd-multistage", note=_TOP_1),
     missing("Table 2", "Mask R-CNN on COCO"),
 )
