@@ -145,7 +145,8 @@ def main() -> None:
     train(replace(recipe, device=f"cuda:{dist.get_rank()}"), folder="runs/sgdm-4096")
 ```
 
-Measurements of the experiment, such as the angles over several steps, are made by `equilibria reproduce` alone, on one GPU.
+Measurements of the experiment, such as the angles over several steps, are made by `equilibria reproduce` alone, on one
+GPU.
 """
 
 

@@ -41,7 +41,8 @@ def imagenet(folder: str | os.PathLike[str] | None = None) -> ImageSet:
             "ImageNet",
             path,
             looked_for=", ".join(names),
-            get=f"the images from {PAGE} and make uint8 arrays of 3x256x256 pixels (val: 3x224x224) and of labels with numpy.save",
+            get=f"the images from {PAGE} and make uint8 arrays of 3x256x256 pixels (val: 3x224x224) and of labels with "
+            "numpy.save",
         )
     (train, labels), (val, val_labels) = (_pair(path, part) for part in ("train", "val"))
     count = int(max(labels.max(), val_labels.max())) + 1
