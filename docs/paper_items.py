@@ -112,8 +112,8 @@ between measurements are ours.
 {notes}
 """
 NOTES = (
-    "ImageNet is read from squares of 256 pixels (`equilibria.lab.data.imagenet`): windows of random size are cut out\n"
-    "  of the middle square of a picture, not of all of it. Validation: the middle 224 pixels, and running averages.",
+    "ImageNet is read from its pictures (`equilibria.lab.data.imagenet`): windows of random size of the whole picture.\n"
+    "  Validation: shorter side to 256, the middle 224 pixels, and running averages.",
     "A batch is cut into the images that one BatchNorm sees, one part after the other: the gradients of that many\n"
     "  workers. Several processes of `torch.distributed` can share a batch ([how](#several-gpus)); a test compares\n"
     "  two with one.",

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from equilibria.errors import EquilibriaError
-from equilibria.lab.data import Batches, ImageSet
-from equilibria.lab.data.batches import crop, flip, random_windows, resized_windows
+from equilibria.lab.data import Batches, ImageSet, imagenet
+from equilibria.lab.data.batches import crop, flip
+from equilibria.lab.data.pictures import class_folders
+from equilibria.lab.data.windows import NUMBERS, random_window, resized_windows
 
 IMAGES = torch.arange(1, 40 * 2 * 6 * 5 + 1).view(40, 2, 6, 5)
 LABELS = torch.arange(40) % 10
@@ -114,7 +116,8 @@ def test_a_seed_means_these_images_on_any_machine():
 
 
 def drawn_windows(count: int, height: int, width: int) -> torch.Tensor:
-    return random_windows(count, height=height, width=width, generator=torch.Generator().manual_seed(1))
+    numbers = torch.rand(count, NUMBERS, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return torch.tensor([random_window(each, height=height, width=width) for each in numbers.tolist()])
 
 
 def test_windows_are_inside_and_as_large_and_wide_as_inceptions():
@@ -123,26 +126,88 @@ def test_windows_are_inside_and_as_large_and_wide_as_inceptions():
     share, shape = height * width / 256**2, width / height
     assert share.min() > 0.078 and share.max() <= 1 and shape.min() > 0.735 and shape.max() < 1.36
     assert abs(float(shape.log().mean())) < 0.005  # as often high as wide
-    # Uniform in area but for the largest, of which only nearly square ones fit: 2 r >= share for ratios of 3/4 to 4/3.
+    # Below 3/4 of the image windows of every ratio fit, so that the share is uniform there.
     small = share[share < 0.7]
     assert float(small.mean()) == pytest.approx((0.08 + 0.7) / 2, abs=0.005)
     room = 256 - height
     assert float((top[room > 20] / (room[room > 20] + 1)).mean()) == pytest.approx(0.5, abs=0.01)
 
 
-def test_an_image_that_no_window_fits_is_taken_whole():
-    assert drawn_windows(5, 2, 400).tolist() == 5 * [[0, 0, 2, 400]]
+@pytest.mark.parametrize(("height", "width", "middle"), [(2, 400, [0, 198, 2, 3]), (400, 3, [198, 0, 4, 3])])
+def test_where_no_window_fits_it_is_the_largest_of_an_allowed_shape_in_the_middle(height, width, middle):
+    assert drawn_windows(5, height, width).tolist() == 5 * [middle]
+
+
+def resized_by_pillow(picture: Image.Image, window, size: int) -> np.ndarray:
+    top, left, height, width = window
+    cut = picture.crop((left, top, left + width, top + height))
+    return np.asarray(cut.resize((size, size), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
 
 
 def test_resizing_a_window_is_that_of_pillow():
-    generator = np.random.default_rng(0)
-    pixels = generator.integers(0, 256, (3, 40, 30), np.uint8)
-    windows = [[5, 3, 20, 24], [0, 0, 40, 30], [30, 20, 7, 6]]
-    found = resized_windows(torch.from_numpy(np.stack([pixels] * 3)), torch.tensor(windows), size=12)
-    for image, (top, left, height, width) in zip(found.numpy(), windows, strict=True):
-        cut = Image.fromarray(pixels[:, top : top + height, left : left + width].transpose(1, 2, 0))
-        expected = np.asarray(cut.resize((12, 12), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 40, 30), np.uint8)
+    numbers = torch.rand(6, NUMBERS, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    found = resized_windows(torch.from_numpy(np.stack([pixels] * 6)), numbers, size=12)
+    for image, drawn in zip(found.numpy(), numbers.tolist(), strict=True):
+        window = random_window(drawn, height=40, width=30)
+        expected = resized_by_pillow(Image.fromarray(pixels.transpose(1, 2, 0)), window, 12)
         assert np.abs(image.astype(int) - expected).max() <= 1
+
+
+def picture_folder(folder, *, count: int = 3) -> dict[str, np.ndarray]:
+    """PNG files, which lose nothing, of several sizes and of grey ones too, in two classes."""
+    generator, drawn = np.random.default_rng(0), {}
+    for place in range(2 * count):
+        name = f"{'ab'[place % 2]}/{place}.png"
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shape = (300 + 20 * place, 260, 3) if place else (280, 320)
+        drawn[name] = generator.integers(0, 256, shape, np.uint8)
+        Image.fromarray(drawn[name]).save(folder / name)
+    return drawn
+
+
+def test_pictures_give_windows_of_the_whole_picture_and_the_middles(tmp_path):
+    drawn = picture_folder(tmp_path)
+    pictures, labels, names = class_folders(tmp_path)
+    assert names == ("a", "b") and labels.tolist() == [0, 0, 0, 1, 1, 1] and pictures.shape == (6, 3, 224, 224)
+    files = [Image.open(path).convert("RGB") for path in pictures.paths]
+    batch, found = next(iter(Batches(pictures, labels, batch_size=6, resized=16, seed=4)))
+    order = torch.randperm(6, generator=torch.Generator().manual_seed(4))
+    assert found.tolist() == labels[order].tolist()
+    numbers = next(Batches(pictures, labels, batch_size=6, resized=16, seed=4)._draws()).windows.tolist()
+    for image, place, each in zip(batch.numpy(), order.tolist(), numbers, strict=True):
+        wide, high = files[place].size
+        window = random_window(each, height=high, width=wide)
+        assert np.array_equal(image, resized_by_pillow(files[place], window, 16))
+    middle = pictures[1:2].numpy()[0]
+    wide, high = files[1].size
+    resized = files[1].resize((256, int(high * 256 / wide)), Image.Resampling.BILINEAR)
+    assert np.array_equal(
+        middle, np.asarray(resized).transpose(2, 0, 1)[:, round((resized.size[1] - 224) / 2) :][:, :224, 16:240]
+    )
+    assert len(drawn) == len(pictures)
+    for file in files:
+        file.close()
+
+
+def test_imagenet_is_read_from_pictures(tmp_path):
+    picture_folder(tmp_path / "imagenet" / "train")
+    picture_folder(tmp_path / "imagenet" / "val", count=2)
+    images = imagenet(tmp_path)
+    assert images.classes == 2 and images.test_images.shape == (4, 3, 224, 224) and len(images.digest) == 16
+    assert images.train_images.dtype == torch.uint8 and images.train_images[:2].shape == (2, 3, 224, 224)
+    again = imagenet(tmp_path)  # from the array that the first call wrote
+    assert torch.equal(again.test_images, images.test_images) and again.digest == images.digest
+    assert [path.name for path in tmp_path.iterdir() if "tmp" in path.name] == []
+    (tmp_path / "imagenet" / "val" / "b" / "1.png").unlink()
+    with pytest.raises(EquilibriaError, match="remove it to decode it again"):
+        imagenet(tmp_path)
+    (tmp_path / "imagenet" / "train" / "a" / "0.png").write_bytes(b"no picture")
+    with pytest.raises(EquilibriaError, match=r"0\.png cannot be read .*; expected a picture"):
+        images.train_images[:1]
+    (tmp_path / "imagenet" / "train" / "c").mkdir()
+    with pytest.raises(EquilibriaError, match="3 classes in train and 2 in val"):
+        imagenet(tmp_path)
 
 
 def test_resized_batches_have_the_order_and_labels_of_others():

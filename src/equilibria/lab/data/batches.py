@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from equilibria.errors import EquilibriaError, whole, within
+from equilibria.lab.data.pictures import Pictures
+from equilibria.lab.data.windows import NUMBERS, resized_windows
 
 if TYPE_CHECKING:
     from equilibria.lab.data.image_set import ImageSet
@@ -54,60 +55,6 @@ def crop(images: Tensor, corners: Tensor, *, padding: int) -> Tensor:
     return windows[torch.arange(len(images), device=images.device), :, corners[:, 0], corners[:, 1]]
 
 
-_AREA, _RATIO, _TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
-"""Of a random window: its share of the image, its width over its height, and how often one is drawn until it fits."""
-
-
-def random_windows(count: int, *, height: int, width: int, generator: torch.Generator) -> Tensor:
-    """Windows of random size, shape and place, as for Inception: (count, 4) of top, left, height and width.
-
-    Each has a share of the image drawn uniformly from 8 % to all of it and a logarithm of width over height drawn
-    uniformly from that of 3/4 to that of 4/3. What does not fit is drawn again, up to ten times; then it is the image.
-
-    Args:
-        count: of the windows.
-        height: of the images.
-        width: of the images.
-        generator: of the random numbers.
-
-    Example:
-        >>> random_windows(2, height=10, width=10, generator=torch.Generator().manual_seed(0)).tolist()
-        [[1, 0, 7, 7], [0, 1, 9, 8]]
-    """
-    shares, shapes = torch.rand(2, count, _TRIES, generator=generator, dtype=torch.float64)
-    area = height * width * (_AREA[0] + shares * (_AREA[1] - _AREA[0]))
-    ratio = (math.log(_RATIO[0]) + shapes * math.log(_RATIO[1] / _RATIO[0])).exp()
-    sizes = torch.stack([(area / ratio).sqrt().round(), (area * ratio).sqrt().round()], dim=2).to(torch.int64)
-    whole_image = torch.tensor([height, width])
-    fits = (sizes <= whole_image).all(dim=2)
-    first = sizes[torch.arange(count), fits.to(torch.uint8).argmax(dim=1)]
-    chosen = torch.where(fits.any(dim=1, keepdim=True), first, whole_image)
-    room = whole_image - chosen + 1
-    corners = (torch.rand(count, 2, generator=generator, dtype=torch.float64) * room).to(torch.int64)
-    return torch.cat([corners, chosen], dim=1)
-
-
-def resized_windows(images: Tensor, windows: Tensor, *, size: int) -> Tensor:
-    """Cut a window out of each image and resize it to ``size`` x ``size``: bilinear and antialiased.
-
-    Args:
-        images: (count, channels, height, width).
-        windows: (count, 4), from `random_windows`.
-        size: of the results.
-
-    Example:
-        >>> resized_windows(torch.tensor([[[[1.0, 2.0], [3.0, 6.0]]]]), torch.tensor([[0, 0, 2, 2]]), size=1).tolist()
-        [[[[3.0]]]]
-    """
-    cut = [
-        image[:, top : top + height, left : left + width]
-        for image, (top, left, height, width) in zip(images, windows.tolist(), strict=True)
-    ]
-    return torch.cat(
-        [functional.interpolate(window[None], (size, size), mode="bilinear", antialias=True) for window in cut]
-    )
-
-
 class _Draw(NamedTuple):
     """The random numbers of one batch."""
 
@@ -128,7 +75,7 @@ class Batches:
     change the noise.
 
     Args:
-        images: one image per row; uint8 if ``transform`` makes floats of them.
+        images: one image per row, or `Pictures`; uint8 if ``transform`` makes floats of them.
         labels: one label per image, whole numbers from 0.
         batch_size: images per batch.
         label_noise: probability that a label is replaced by one drawn uniformly from all classes. It is drawn for every
@@ -139,7 +86,7 @@ class Batches:
         crop: largest shift of the image in pixels, each way; the uncovered part is zero, which is black in pixels and
             the mean colour in standardised images; for a black frame, as in usual recipes, give uint8 pixels and
             ``transform=images.standardiser()``.
-        resized: if not 0, cut a window of random size and shape (`random_windows`) out of every image and resize it to
+        resized: if not 0, cut a window of random size and shape (`random_window`) out of every image and resize it to
             this many pixels, as usual for ImageNet; in place of ``crop``.
         share: of the batches, for a training in several processes: the number of this process and that of all. Every
             process draws the numbers of whole batches and reads only its own images.
@@ -154,7 +101,7 @@ class Batches:
 
     def __init__(
         self,
-        images: Tensor,
+        images: Tensor | Pictures,
         labels: Tensor,
         *,
         batch_size: int,
@@ -209,7 +156,7 @@ class Batches:
     def _draws(self) -> Iterator[_Draw]:
         generator = torch.Generator().manual_seed(self.seed)
         augmenting = torch.Generator().manual_seed(int(np.random.SeedSequence([self.seed, 1]).generate_state(1)[0]))
-        size, sides = self.batch_size, self.images.shape[-2:]
+        size = self.batch_size
         while True:
             order = torch.randperm(len(self.images), generator=generator)
             for images in order[: self.per_epoch * size].view(-1, size):
@@ -219,18 +166,20 @@ class Batches:
                     torch.randint(self.classes, (size,), generator=generator),
                     torch.randint(2, (size,), generator=augmenting) == 1,
                     torch.randint(2 * self.crop + 1, (size, 2), generator=augmenting),
-                    random_windows(size, height=sides[0], width=sides[1], generator=augmenting)
-                    if self.resized
-                    else torch.empty(size, 0),
+                    torch.rand(size, NUMBERS if self.resized else 0, generator=augmenting, dtype=torch.float64),
                 )
 
     def _batch(self, draw: _Draw) -> tuple[Tensor, Tensor]:
         rank, ranks = self.share
         own = [part.chunk(ranks)[rank].to(self.images.device) for part in draw]
         images, replaced, drawn, flipped, corners, windows = own
-        chosen, labels = self.images[images], self.labels[images]
-        if self.resized:
-            chosen = resized_windows(chosen, windows, size=self.resized)
+        labels = self.labels[images]
+        if self.resized and isinstance(self.images, Pictures):
+            chosen = self.images.resized_windows(images, windows, size=self.resized)
+        elif self.resized:
+            chosen = resized_windows(self.images[images], windows, size=self.resized)
+        else:
+            chosen = self.images[images]
         if self.flip:
             chosen = flip(chosen, flipped)
         if self.crop:

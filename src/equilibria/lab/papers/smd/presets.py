@@ -53,7 +53,7 @@ IMAGENET: Settings = {
     "steps": (IMAGENET_STEPS, f"{GOYAL}: 90 epochs, of 5,004 batches"),
     "images in a batch": (256, f"{GOYAL}: 8 workers of 32"),
     "images that a BatchNorm sees": (32, f"{GOYAL}: n = 32 throughout"),
-    "augmentation": (_WINDOWS, f"{GOYAL}: scale and aspect ratio, flips; here from squares of 256"),
+    "augmentation": (_WINDOWS, f"{GOYAL}: scale and aspect ratio, flips"),
     "loss": ("cross_entropy", SILENT),
     "weights rescaled at drops": (False, "§5.2"),
 }
