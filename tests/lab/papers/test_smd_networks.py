@@ -193,7 +193,7 @@ def test_the_share_of_the_mean_gradient_comes_back_from_the_growth_it_leads_to()
 def small(network: Network) -> Network:
     """As deep in stages, narrow: it must start and run, not learn."""
     return replace(
-        network, width={"mobilenet-v2": 4, "shufflenet-v2+": 34}.get(network.kind, 2), blocks=(1,) * len(network.blocks)
+        network, width={"mobilenet-v2": 8, "shufflenet-v2+": 34}.get(network.kind, 2), blocks=(1,) * len(network.blocks)
     )
 
 
@@ -217,7 +217,7 @@ def test_the_papers_settings_start_and_run_on_a_stand_in(name):
     paper = paper_trainings()[name]
     pixels = torch.randint(256, (8, 3, 40, 40), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     stand_in = ImageSet(pixels, torch.arange(8) % 10, pixels, torch.arange(8) % 10, tuple("abcdefghij"), "random")
-    small_images = replace(paper.images, size=32)
+    small_images = replace(paper.images, size=64)
     tiny = replace(paper, network=small(paper.network), images=small_images, batch_size=8, ghost=4, steps=10)
     tiny = replace(tiny, drops=(5,) if paper.drops else (), warm_up=min(paper.warm_up, 3), watch_every=5)
     trained = train(recipe(tiny, stand_in, seed=0))
