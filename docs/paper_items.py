@@ -174,19 +174,24 @@ def _setting_row(name: str, found: list[Preset]) -> str:
         if name in preset.settings:
             value, source = preset.settings[name]
             owners.setdefault((_value(value), source), []).append(preset.name)
-    values = {value for value, _ in owners}
-    sources = {source for _, source in owners}
-    whose = {pair: "; ".join(names) for pair, names in owners.items()}
-    cells = [
-        next(iter(values)) if len(values) == 1 else "<br>".join(f"{whose[pair]}: {pair[0]}" for pair in owners),
-        next(iter(sources)) if len(sources) == 1 else "<br>".join(f"{whose[pair]}: {pair[1]}" for pair in owners),
-    ]
-    return f"| {name} | {' | '.join('<br>'.join(map(_escaped, cell.split('<br>'))) for cell in cells)} |"
+    everyone = sum(map(len, owners.values())) == len(found)
+    cells = [_cell([(pair[part], names) for pair, names in owners.items()], everyone) for part in (0, 1)]
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def _cell(parts: list[tuple[str, list[str]]], everyone: bool) -> str:
+    """What all trainings have, or a line for each text with the names of the trainings that have it."""
+    owners: dict[str, list[str]] = {}
+    for text, names in parts:
+        owners.setdefault(text, []).extend(names)
+    if everyone and len(owners) == 1:
+        return _escaped(parts[0][0])
+    return "<br>".join(_escaped(f"{', '.join(names)}: {text}") for text, names in owners.items())
 
 
 def _value(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{_value(key)}: {_value(item)}" for key, item in value.items()) or "none"
+        return "; ".join(f"{_value(key)}: {_value(item)}" for key, item in value.items()) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):

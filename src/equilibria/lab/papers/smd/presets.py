@@ -129,7 +129,7 @@ def _linear_scaling() -> list[Preset]:
                 "steps": (IMAGENET_STEPS // factor, "§C.3: 90 epochs"),
                 "images in a batch": (256 * factor, "§C.3, fig. 7"),
             }
-            name = f"{rule.name}, {256 * factor} images"
+            name = f"{rule.name} {256 * factor}"
             found.append(_preset("smd-linear-scaling", name, config.training(place, factor), settings))
     return found
 
@@ -244,7 +244,7 @@ def _pseudo_overfitting() -> list[Preset]:
             found.append(
                 Preset(
                     "smd-pseudo-overfitting",
-                    f"{rule.name}, rescaled" if rescale else rule.name,
+                    f"{rule.name} rescaled" if rescale else rule.name,
                     lambda images, rule=rule, rescale=rescale: pseudo_overfitting.recipe(  # type: ignore[misc]
                         config, rule, seed=20, images=images, steps=config.steps, rescale=rescale
                     ),
