@@ -1,4 +1,4 @@
-"""Write docs/papers/items: every definition, theorem, figure and table of each document, and where it is here.
+"""Write docs/papers/items and presets.md: each item of every document, and each setting of the papers' scales.
 
 `make docs-generated` runs this script, and a test compares the pages with its output. The items come from
 `equilibria.lab.papers.contents`, the verdicts from the committed results.
@@ -14,6 +14,7 @@ from equilibria.lab.harness.registry import MODULES
 from equilibria.lab.harness.results import Result, open_results
 from equilibria.lab.papers.contents import ITEMS, counts
 from equilibria.lab.papers.items import MEANINGS, Item
+from equilibria.lab.papers.presets import Preset, presets
 from equilibria.theory import PAPERS
 
 ROOT = Path(__file__).parents[1]
@@ -97,7 +98,109 @@ def results() -> dict[str, Result]:
     return {result.id: result for _, result in reversed(list(open_results(ROOT / "results").results()))}
 
 
+PRESETS = ROOT / "docs" / "papers" / "presets.md"
+PRESETS_HEAD = """# The papers' settings, with their sources
+
+<!-- Written by docs/paper_items.py: do not edit. -->
+
+`equilibria reproduce smd-multistage --scale paper --device cuda` trains with the paper's own network, images and
+settings. We have had no GPU: a test builds each of these {trainings} trainings and compares its network, optimizer,
+schedule and batches with the rows below, and a slow one takes the first steps on random images. Where a document does
+not state a value, the row says so, with the source of the one that stands in for it. Seeds, windows of claims and steps
+between measurements are ours.
+
+{notes}
+"""
+NOTES = (
+    "ImageNet is read from its pictures (`equilibria.lab.data.imagenet`): windows of random size of the whole picture.\n"
+    "  Validation: shorter side to 256, the middle 224 pixels, and running averages.",
+    "A batch is cut into the images that one BatchNorm sees, one part after the other: the gradients of that many\n"
+    "  workers. Several processes of `torch.distributed` can share a batch ([how](#several-gpus)); a test compares\n"
+    "  two with one.",
+    "Top-1 accuracies (smd, table 1) are claims of `smd-multistage` at this scale alone. Mask R-CNN on COCO (smd,\n"
+    "  table 2) has no preset.",
+)
+SEVERAL = """
+## Several GPUs
+
+Every process trains on its share of each batch; the images that a BatchNorm sees stay 32. Save as `train.py`, run with
+`torchrun --nproc-per-node 8 train.py`:
+
+```python
+from dataclasses import replace
+
+import torch.distributed as dist
+
+from equilibria.lab.harness import find
+from equilibria.lab.papers.smd import trainings
+from equilibria.lab.training import train
+
+
+def main() -> None:
+    dist.init_process_group()
+    (experiment,) = find(["smd-linear-scaling"])
+    config = experiment.config("paper")
+    recipe = trainings.recipe(config.training(1, 16), trainings.load(config.images), seed=0)  # SGDM, 4,096 images
+    # The first process writes; started again, it resumes.
+    train(replace(recipe, device=f"cuda:{dist.get_rank()}"), folder="runs/sgdm-4096")
+```
+
+Measurements of the experiment, such as the angles over several steps, are made by `equilibria reproduce` alone, on one
+GPU.
+"""
+
+
+def presets_page() -> str:
+    """The page of settings: a table per experiment, whose trainings share the rows that they agree on."""
+    known = presets()
+    by_experiment = {name: [preset for preset in known if preset.experiment == name] for name in MODULES}
+    tables = [_settings_table(name, found) for name, found in by_experiment.items() if found]
+    notes = "\n".join(f"- {note}" for note in NOTES)
+    return PRESETS_HEAD.format(trainings=len(known), notes=notes) + "\n".join(tables) + SEVERAL
+
+
+def _settings_table(experiment: str, found: list[Preset]) -> str:
+    names = dict.fromkeys(name for preset in found for name in preset.settings)
+    rows = [_setting_row(name, found) for name in names]
+    trainings = ", ".join(preset.name for preset in found)
+    head = f"\n## {experiment}\n\n{_escaped(trainings)}.\n\n| setting | value | source |\n|---|---|---|\n"
+    return head + "\n".join(rows) + "\n"
+
+
+def _setting_row(name: str, found: list[Preset]) -> str:
+    """One setting; where trainings differ, each value and source with the names of those that have it."""
+    owners: dict[tuple[str, str], list[str]] = {}
+    for preset in found:
+        if name in preset.settings:
+            value, source = preset.settings[name]
+            owners.setdefault((_value(value), source), []).append(preset.name)
+    everyone = sum(map(len, owners.values())) == len(found)
+    cells = [_cell([(pair[part], names) for pair, names in owners.items()], everyone) for part in (0, 1)]
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def _cell(parts: list[tuple[str, list[str]]], everyone: bool) -> str:
+    """What all trainings have, or a line for each text with the names of the trainings that have it."""
+    owners: dict[str, list[str]] = {}
+    for text, names in parts:
+        owners.setdefault(text, []).extend(names)
+    if everyone and len(owners) == 1:
+        return _escaped(parts[0][0])
+    return "<br>".join(_escaped(f"{', '.join(names)}: {text}") for text, names in owners.items())
+
+
+def _value(value: object) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{_value(key)}: {_value(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ", ".join(map(_value, value))
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     for key, name in PAGES.items():
         (FOLDER / f"{name}.md").write_text(page(key), encoding="utf-8")
+    PRESETS.write_text(presets_page(), encoding="utf-8")

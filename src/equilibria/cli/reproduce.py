@@ -68,7 +68,7 @@ def command(
         return
     if not ids:
         raise click.UsageError("Missing argument: an ID, or all; --list shows them", click.get_current_context())
-    chosen = find(ids)
+    chosen = find(ids, scale=scale)
     _check_device(device, cluster)
     if scale == "paper" and device == "cpu" and any(experiment.kind == "networks" for experiment in chosen):
         print("equilibria: networks at the papers' scale take weeks on a CPU; see --device", file=sys.stderr)

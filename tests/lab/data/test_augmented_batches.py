@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from equilibria.errors import EquilibriaError
-from equilibria.lab.data import Batches, ImageSet
+from equilibria.lab.data import Batches, ImageSet, imagenet
 from equilibria.lab.data.batches import crop, flip
+from equilibria.lab.data.pictures import class_folders
+from equilibria.lab.data.windows import NUMBERS, random_window, resized_windows
 
 IMAGES = torch.arange(1, 40 * 2 * 6 * 5 + 1).view(40, 2, 6, 5)
 LABELS = torch.arange(40) % 10
@@ -25,7 +29,8 @@ PINNED_PIXELS = [[0, 1, 2, 3], [3, 2, 0, 0], [1, 0, 3, 2]]
 
 
 def batches(**settings) -> Batches:
-    return Batches(IMAGES, LABELS, **{"batch_size": 8, **settings})
+    images = IMAGES.float() if settings.get("resized") else IMAGES
+    return Batches(images, LABELS, **{"batch_size": 8, **settings})
 
 
 def test_flip_of_each_image():
@@ -110,9 +115,125 @@ def test_a_seed_means_these_images_on_any_machine():
     assert turned.flatten(1).tolist() == PINNED_PIXELS
 
 
+def drawn_windows(count: int, height: int, width: int) -> torch.Tensor:
+    numbers = torch.rand(count, NUMBERS, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return torch.tensor([random_window(each, height=height, width=width) for each in numbers.tolist()])
+
+
+def test_windows_are_inside_and_as_large_and_wide_as_inceptions():
+    top, left, height, width = drawn_windows(20_000, 256, 256).double().T
+    assert (top >= 0).all() and (left >= 0).all() and (top + height <= 256).all() and (left + width <= 256).all()
+    share, shape = height * width / 256**2, width / height
+    assert share.min() > 0.078 and share.max() <= 1 and shape.min() > 0.735 and shape.max() < 1.36
+    assert abs(float(shape.log().mean())) < 0.005  # as often high as wide
+    # Below 3/4 of the image windows of every ratio fit, so that the share is uniform there.
+    small = share[share < 0.7]
+    assert float(small.mean()) == pytest.approx((0.08 + 0.7) / 2, abs=0.005)
+    room = 256 - height
+    assert float((top[room > 20] / (room[room > 20] + 1)).mean()) == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize(("height", "width", "middle"), [(2, 400, [0, 198, 2, 3]), (400, 3, [198, 0, 4, 3])])
+def test_where_no_window_fits_it_is_the_largest_of_an_allowed_shape_in_the_middle(height, width, middle):
+    assert drawn_windows(5, height, width).tolist() == 5 * [middle]
+
+
+def resized_by_pillow(picture: Image.Image, window, size: int) -> np.ndarray:
+    top, left, height, width = window
+    cut = picture.crop((left, top, left + width, top + height))
+    return np.asarray(cut.resize((size, size), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+
+
+def test_resizing_a_window_is_that_of_pillow():
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 40, 30), np.uint8)
+    numbers = torch.rand(6, NUMBERS, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    found = resized_windows(torch.from_numpy(np.stack([pixels] * 6)), numbers, size=12)
+    for image, drawn in zip(found.numpy(), numbers.tolist(), strict=True):
+        window = random_window(drawn, height=40, width=30)
+        expected = resized_by_pillow(Image.fromarray(pixels.transpose(1, 2, 0)), window, 12)
+        assert np.abs(image.astype(int) - expected).max() <= 1
+
+
+def picture_folder(folder, *, count: int = 3) -> dict[str, np.ndarray]:
+    """PNG files, which lose nothing, of several sizes and of grey ones too, in two classes."""
+    generator, drawn = np.random.default_rng(0), {}
+    for place in range(2 * count):
+        name = f"{'ab'[place % 2]}/{place}.png"
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shape = (300 + 20 * place, 260, 3) if place else (280, 320)
+        drawn[name] = generator.integers(0, 256, shape, np.uint8)
+        Image.fromarray(drawn[name]).save(folder / name)
+    return drawn
+
+
+def test_pictures_give_windows_of_the_whole_picture_and_the_middles(tmp_path):
+    drawn = picture_folder(tmp_path)
+    pictures, labels, names = class_folders(tmp_path)
+    assert names == ("a", "b") and labels.tolist() == [0, 0, 0, 1, 1, 1] and pictures.shape == (6, 3, 224, 224)
+    files = [Image.open(path).convert("RGB") for path in pictures.paths]
+    batch, found = next(iter(Batches(pictures, labels, batch_size=6, resized=16, seed=4)))
+    order = torch.randperm(6, generator=torch.Generator().manual_seed(4))
+    assert found.tolist() == labels[order].tolist()
+    numbers = next(Batches(pictures, labels, batch_size=6, resized=16, seed=4)._draws()).windows.tolist()
+    for image, place, each in zip(batch.numpy(), order.tolist(), numbers, strict=True):
+        wide, high = files[place].size
+        window = random_window(each, height=high, width=wide)
+        assert np.array_equal(image, resized_by_pillow(files[place], window, 16))
+    middle = pictures[1:2].numpy()[0]
+    wide, high = files[1].size
+    resized = files[1].resize((256, int(high * 256 / wide)), Image.Resampling.BILINEAR)
+    assert np.array_equal(
+        middle, np.asarray(resized).transpose(2, 0, 1)[:, round((resized.size[1] - 224) / 2) :][:, :224, 16:240]
+    )
+    assert len(drawn) == len(pictures)
+    for file in files:
+        file.close()
+
+
+def test_imagenet_is_read_from_pictures(tmp_path):
+    picture_folder(tmp_path / "imagenet" / "train")
+    picture_folder(tmp_path / "imagenet" / "val", count=2)
+    images = imagenet(tmp_path)
+    assert images.classes == 2 and images.test_images.shape == (4, 3, 224, 224) and len(images.digest) == 16
+    assert images.train_images.dtype == torch.uint8 and images.train_images[:2].shape == (2, 3, 224, 224)
+    again = imagenet(tmp_path)  # from the array that the first call wrote
+    assert torch.equal(again.test_images, images.test_images) and again.digest == images.digest
+    assert [path.name for path in tmp_path.iterdir() if "tmp" in path.name] == []
+    (tmp_path / "imagenet" / "val" / "b" / "1.png").unlink()
+    with pytest.raises(EquilibriaError, match="remove it to decode it again"):
+        imagenet(tmp_path)
+    (tmp_path / "imagenet" / "train" / "a" / "0.png").write_bytes(b"no picture")
+    with pytest.raises(EquilibriaError, match=r"0\.png cannot be read .*; expected a picture"):
+        images.train_images[:1]
+    (tmp_path / "imagenet" / "train" / "c").mkdir()
+    with pytest.raises(EquilibriaError, match="3 classes in train and 2 in val"):
+        imagenet(tmp_path)
+
+
+def test_resized_batches_have_the_order_and_labels_of_others():
+    plain, resized = next(iter(batches(seed=3))), next(iter(batches(seed=3, resized=4)))
+    assert torch.equal(plain[1], resized[1]) and resized[0].shape[2:] == (4, 4)
+    again = list(islice(batches(seed=3, resized=4, flip=True), 4))[3:]
+    assert torch.equal(next(batches(seed=3, resized=4, flip=True).starting_at(3))[0], again[0][0])
+    with pytest.raises(EquilibriaError, match="got crop=1 and resized=4; expected one of the two"):
+        batches(crop=1, resized=4)
+
+
+def test_shares_are_the_parts_of_a_batch():
+    settings = {"label_noise": 0.4, "flip": True, "resized": 4, "seed": 7, "batch_size": 8}
+    whole = list(islice(batches(**settings), 3))
+    parts = [list(islice(batches(**settings, share=(rank, 4)), 3)) for rank in range(4)]
+    for step, (images, labels) in enumerate(whole):
+        assert torch.equal(torch.cat([part[step][0] for part in parts]), images)
+        assert torch.equal(torch.cat([part[step][1] for part in parts]), labels)
+    for share in ((4, 4), (0, 3), (-1, 2)):
+        with pytest.raises(EquilibriaError, match=rf"got share=\({share[0]}, {share[1]}\) of batches of 8"):
+            batches(**settings, share=share)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"crop": -1}, "crop=-1"), ({"crop": 0.5}, "crop=0.5")],
+    [({"crop": -1}, "crop=-1"), ({"crop": 0.5}, "crop=0.5"), ({"resized": -1}, "resized=-1")],
 )
 def test_bad_settings(settings, message):
     with pytest.raises(EquilibriaError, match=message):

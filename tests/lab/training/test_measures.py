@@ -21,6 +21,7 @@ from equilibria.lab.training import (
     drops,
     recomputed_statistics,
     train,
+    warmed_up,
 )
 
 
@@ -172,6 +173,21 @@ def test_groups_hold_every_parameter_once():
     assert {id(param) for param in held} == {id(param) for param in model.parameters()} and len(held) == 5
     with pytest.raises(EquilibriaError, match=r"got invariant='1\.wait', which the model lacks"):
         decay_groups(model, ["1.wait"], lr=0.5, weight_decay=0.1, other_lr=0.2)
+
+
+def test_the_others_decay_except_normalisations():
+    model = linear_net(nn.BatchNorm1d(5))
+    groups = decay_groups(model, ["0.weight"], lr=0.5, weight_decay=0.1, other_lr=0.2, other_decay=0.05)
+    shown = [
+        ([tuple(param.shape) for param in group["params"]], group["lr"], group["weight_decay"]) for group in groups
+    ]
+    assert shown == [([(5, 3)], 0.5, 0.1), ([(2, 5), (2,)], 0.2, 0.05), ([(5,), (5,)], 0.2, 0.0)]
+
+
+def test_a_warm_up_is_a_line_to_the_first_value_and_then_the_schedule():
+    schedule = warmed_up(drops([6], 10), 4, start=0.2)
+    assert [schedule(step) for step in range(8)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1, 0.1, 0.1])
+    assert [warmed_up(drops([6], 10), 0, start=0.2)(step) for step in (0, 5, 6)] == [1.0, 1.0, 0.1]
 
 
 def test_drops_divide_at_every_listed_step():

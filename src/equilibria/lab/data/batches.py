@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from equilibria.errors import EquilibriaError, whole, within
+from equilibria.lab.data.pictures import Pictures
+from equilibria.lab.data.windows import NUMBERS, resized_windows
 
 if TYPE_CHECKING:
     from equilibria.lab.data.image_set import ImageSet
@@ -61,6 +63,7 @@ class _Draw(NamedTuple):
     labels: Tensor
     flipped: Tensor
     corners: Tensor
+    windows: Tensor
 
 
 class Batches:
@@ -72,7 +75,7 @@ class Batches:
     change the noise.
 
     Args:
-        images: one image per row; uint8 if ``transform`` makes floats of them.
+        images: one image per row, or `Pictures`; uint8 if ``transform`` makes floats of them.
         labels: one label per image, whole numbers from 0.
         batch_size: images per batch.
         label_noise: probability that a label is replaced by one drawn uniformly from all classes. It is drawn for every
@@ -83,6 +86,10 @@ class Batches:
         crop: largest shift of the image in pixels, each way; the uncovered part is zero, which is black in pixels and
             the mean colour in standardised images; for a black frame, as in usual recipes, give uint8 pixels and
             ``transform=images.standardiser()``.
+        resized: if not 0, cut a window of random size and shape (`random_window`) out of every image and resize it to
+            this many pixels, as usual for ImageNet; in place of ``crop``.
+        share: of the batches, for a training in several processes: the number of this process and that of all. Every
+            process draws the numbers of whole batches and reads only its own images.
         transform: applied to every batch of images, after flip and crop, such as `ImageSet.standardiser`.
 
     Example:
@@ -94,7 +101,7 @@ class Batches:
 
     def __init__(
         self,
-        images: Tensor,
+        images: Tensor | Pictures,
         labels: Tensor,
         *,
         batch_size: int,
@@ -103,6 +110,8 @@ class Batches:
         seed: int = 0,
         flip: bool = False,
         crop: int = 0,
+        resized: int = 0,
+        share: tuple[int, int] = (0, 1),
         transform: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         if len(images) != len(labels):
@@ -110,14 +119,17 @@ class Batches:
         batch_size = whole("batch_size", batch_size, low=1)
         if batch_size > len(images):
             raise EquilibriaError(f"got batch_size={batch_size}; expected at most the {len(images)} images there are")
-        if (flip or crop) and images.ndim != 4:
+        if (flip or crop or resized) and images.ndim != 4:
             raise EquilibriaError(f"got images of {tuple(images.shape)}; expected (count, channels, height, width)")
         self.images, self.labels = images, labels
         self.batch_size = batch_size
         self.label_noise = within("label_noise", label_noise, low=0, high=1)
         self.classes = _classes(labels, classes)
         self.seed = whole("seed", seed)
-        self.flip, self.crop = flip, whole("crop", crop)
+        self.flip, self.crop, self.resized = flip, whole("crop", crop), whole("resized", resized)
+        if crop and resized:
+            raise EquilibriaError(f"got crop={crop} and resized={resized}; expected one of the two")
+        self.share = _share(share, batch_size)
         self.transform = transform
 
     @classmethod
@@ -154,11 +166,20 @@ class Batches:
                     torch.randint(self.classes, (size,), generator=generator),
                     torch.randint(2, (size,), generator=augmenting) == 1,
                     torch.randint(2 * self.crop + 1, (size, 2), generator=augmenting),
+                    torch.rand(size, NUMBERS if self.resized else 0, generator=augmenting, dtype=torch.float64),
                 )
 
     def _batch(self, draw: _Draw) -> tuple[Tensor, Tensor]:
-        images, replaced, drawn, flipped, corners = (part.to(self.images.device) for part in draw)
-        chosen, labels = self.images[images], self.labels[images]
+        rank, ranks = self.share
+        own = [part.chunk(ranks)[rank].to(self.images.device) for part in draw]
+        images, replaced, drawn, flipped, corners, windows = own
+        labels = self.labels[images]
+        if self.resized and isinstance(self.images, Pictures):
+            chosen = self.images.resized_windows(images, windows, size=self.resized)
+        elif self.resized:
+            chosen = resized_windows(self.images[images], windows, size=self.resized)
+        else:
+            chosen = self.images[images]
         if self.flip:
             chosen = flip(chosen, flipped)
         if self.crop:
@@ -166,6 +187,16 @@ class Batches:
         if self.transform is not None:
             chosen = self.transform(chosen)
         return chosen, torch.where(replaced, drawn, labels)
+
+
+def _share(share: tuple[int, int], batch_size: int) -> tuple[int, int]:
+    rank, ranks = share
+    if not 0 <= rank < ranks or batch_size % ranks:
+        raise EquilibriaError(
+            f"got share={share} of batches of {batch_size}; expected the number of a process, from 0, and how "
+            "many there are, a divisor of the batch size"
+        )
+    return rank, ranks
 
 
 def _classes(labels: Tensor, classes: int | None) -> int:

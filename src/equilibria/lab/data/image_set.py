@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from equilibria.errors import EquilibriaError, whole
 from equilibria.lab import import_extra
+from equilibria.lab.data.pictures import Pictures
 
 _CHUNK = 4096  # images converted to floats at once: a whole set would cost eight times its memory
 _LISTED = 20  # class names in a message, at most
@@ -82,10 +83,14 @@ class ImageSet:
         It covers the training images, then the test images: shape, numbers as float32 and labels as int64, both
         little-endian, so that it is the same on any machine, and for the same numbers as uint8 or float32. Pooling and
         standardising change it. If a part has more than 2**26 numbers (CIFAR-10 has at 32x32, not at 16x16), only every
-        k-th image is read, with the smallest k that keeps to that limit; shape and labels are always complete.
+        k-th image is read, with the smallest k that keeps to that limit; shape and labels are always complete. Of
+        `Pictures` it covers the names.
         """
         hashed = hashlib.sha256()
         for images, labels in ((self.train_images, self.train_labels), (self.test_images, self.test_labels)):
+            if isinstance(images, Pictures):
+                hashed.update(images.digest.encode())
+                continue
             every = max(1, -(-images.numel() // _HASHED))
             hashed.update(repr((*images.shape, every)).encode())
             for chunk in torch.split(images[::every], _CHUNK):

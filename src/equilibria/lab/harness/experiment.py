@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -36,6 +36,7 @@ _POSITIVE = {
     "grid",
 }
 Config = TypeVar("Config")
+_LATER = "later"
 Arrays = Mapping[str, NDArray[Any]]
 """Result of a task, by name."""
 TaskResults = Mapping[str, Arrays]
@@ -192,18 +193,39 @@ def _check_like(name: str, value: Any, default: Any) -> None:
         within(name, value, **({"above": 0} if name == "lr" else {"low": 0} if default >= 0 else {}))
 
 
+def later(default: Any) -> Any:
+    """A setting that an experiment got after results were committed: at its default no fingerprint contains it."""
+    return field(default=default, metadata={_LATER: True})
+
+
 def one_task(config: Any) -> dict[str, None]:
     """A single task: use as `Experiment.tasks` for an experiment that cannot be divided."""
     return {"all": None}
 
 
 def settings(config: Any) -> dict[str, Any]:
-    """The settings as JSON values."""
-    return {name: plain(value) for name, value in asdict(config).items()}
+    """The settings as JSON values, without those that came `later` and have their default.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class Steps:
+        ...     count: int = 10
+        ...     warm_up: int = later(0)
+        >>> settings(Steps()), settings(Steps(warm_up=2))
+        ({'count': 10}, {'count': 10, 'warm_up': 2})
+    """
+    values = {item: getattr(config, item.name) for item in fields(config)}
+    return {
+        item.name: plain(value)
+        for item, value in values.items()
+        if _LATER not in item.metadata or value != item.default
+    }
 
 
 def plain(value: Any) -> Any:
-    """Tuples, arrays and numpy numbers as JSON values; numbers that are not finite become null."""
+    """Settings, tuples, arrays and numpy numbers as JSON values; numbers that are not finite become null."""
+    if is_dataclass(value):
+        return settings(value)
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):

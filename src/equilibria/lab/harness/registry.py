@@ -28,6 +28,7 @@ MODULES = {
     "nrq-bounds": "papers.nrq.thm1_bounds",
     "nrq-equilibrium": "papers.nrq.fig2_equilibrium",
     "nrq-escape": "papers.nrq.fig2_escape",
+    "nrq-imagenet": "papers.nrq.fig4_imagenet",
     "nrq-initialization": "papers.nrq.fig2_initialization",
     "nrq-landscape": "papers.nrq.fig1_landscape",
     "nrq-networks": "papers.nrq.fig3_networks",
@@ -75,10 +76,11 @@ def experiments() -> dict[str, Experiment[Any]]:
     return {name: load(name) for name in MODULES}
 
 
-def find(ids: Sequence[str]) -> list[Experiment[Any]]:
+def find(ids: Sequence[str], *, scale: str = "") -> list[Experiment[Any]]:
     """The experiments with these ids, each once and in the order of the list.
 
-    "all" stands for all experiments, "synthetic" for those of small problems, "networks" for those that train networks.
+    "all" stands for all experiments, "synthetic" for those of small problems, "networks" for those that train networks;
+    with a scale, for those of them that have it.
 
     Raises:
         EquilibriaError: an id is unknown; the message suggests the nearest.
@@ -89,7 +91,8 @@ def find(ids: Sequence[str]) -> list[Experiment[Any]]:
             advice = f"did you mean {near[0]}?" if near else "`equilibria reproduce --list` shows them"
             raise EquilibriaError(f"got the experiment {name!r}, which is unknown; {advice}")
     if set(ids) & set(GROUPS):
-        return [known for known in experiments().values() if {ALL, known.kind, known.id} & set(ids)]
+        chosen = [known for known in experiments().values() if {ALL, known.kind, known.id} & set(ids)]
+        return [known for known in chosen if known.id in ids or not scale or scale in known.scales]
     return [load(name) for name in MODULES if name in ids]
 
 

@@ -68,6 +68,26 @@ def _normalisation(norm: str, channels: int) -> nn.Module:
     return nn.GroupNorm(1, channels) if norm == "layer" else nn.Identity()
 
 
+SMALL = 0.01
+"""Deviation of the first weights of last layers, in many published codes."""
+
+
+def he_fan_out(model: nn.Module, *, linear: bool = True) -> None:
+    """Draw first weights as Kaiming He, by the outputs of convolutions: normal, of variance 2 / (kernel^2 outputs).
+
+    Args:
+        model: whose weights to draw.
+        linear: whether to draw those of linear layers too, with deviation 0.01; their biases then become 0.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        elif linear and isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=SMALL)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
 def are_counts(given: object) -> bool:
     """Whether it is a sequence of whole numbers from 1."""
     counts = given if isinstance(given, Sequence) else ()

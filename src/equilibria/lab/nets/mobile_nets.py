@@ -13,23 +13,24 @@ from equilibria.lab.nets.conv_norm import ConvNorm, stage_plan
 
 
 class InvertedResidual(nn.Module):
-    """Widen by a 1x1 convolution, convolve each channel by itself, narrow again, all with BatchNorm.
+    """Widen by a 1x1 convolution (unless the expansion is 1), convolve each channel by itself, narrow again.
 
-    ReLU6 follows the first two; what is narrow stays linear and is added to the input where the shape is the same.
+    All with BatchNorm. ReLU6 follows the first two; what is narrow stays linear and is added to the input where the
+    shape is the same.
     """
 
     def __init__(self, in_channels: int, out_channels: int, *, stride: int, expansion: int) -> None:
         super().__init__()
         wide = expansion * in_channels
-        self.expand = ConvNorm(in_channels, wide, kernel=1)
+        self.expand = ConvNorm(in_channels, wide, kernel=1) if expansion > 1 else None
         self.depthwise = ConvNorm(wide, wide, stride=stride, groups=wide)
         self.project = ConvNorm(wide, out_channels, kernel=1)
         self.residual = in_channels == out_channels and stride == 1
 
     def forward(self, images: Tensor) -> Tensor:
         """The narrow result, on top of the input where it can be."""
-        wide = functional.relu6(self.depthwise(functional.relu6(self.expand(images))))
-        result: Tensor = self.project(wide)
+        wide = images if self.expand is None else functional.relu6(self.expand(images))
+        result: Tensor = self.project(functional.relu6(self.depthwise(wide)))
         return result + images if self.residual else result
 
 

@@ -55,6 +55,11 @@ def at_desk_scale(where: str, says: str, **places: str) -> Item:
     return _item(where, says, "at desk scale", **places)
 
 
+def preset_only(where: str, says: str, **places: str) -> Item:
+    """An item with the paper's settings, never run here."""
+    return _item(where, says, "preset only", **places)
+
+
 def missing(where: str, says: str, **places: str) -> Item:
     """An item that nothing here has."""
     return _item(where, says, "missing", **places)

@@ -157,14 +157,15 @@ class Evaluation:
 
         Args:
             images: the data set, standardised.
-            statistics: number of batches and images in each that BatchNorm's statistics are recomputed from.
+            statistics: number of batches and images in each that BatchNorm's statistics are recomputed from; (0, 0) to
+                evaluate with the running averages.
             train_images: 0 to leave out the training images.
         """
         count, size = statistics
         sets = {"test": (images.test_images, images.test_labels)}
         if train_images:
             sets["train"] = (images.train_images[:train_images], images.train_labels[:train_images])
-        return cls(torch.split(images.train_images[: count * size], size), **sets)
+        return cls(torch.split(images.train_images[: count * size], size) if count else (), **sets)
 
 
 def _score(training: Training, inputs: Tensor, labels: Tensor) -> dict[str, float]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 LRFactor = Callable[[int], float]
 """Step -> factor of all learning rates."""
 Batch = tuple[Tensor, Tensor]
+_NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 _DEVICES = ("cpu", "cuda")  # sums are kept in float64, which other devices lack
 
 
@@ -129,10 +130,35 @@ def drops(steps: Sequence[int], factor: float) -> LRFactor:
     return lambda step: divisor ** -float(bisect_right(places, step))
 
 
+def warmed_up(schedule: LRFactor, steps: int, *, start: float) -> LRFactor:
+    """Let the learning rate grow linearly, step by step, from ``start`` times its first value: a schedule.
+
+    Args:
+        schedule: that follows.
+        steps: of the growth; 0 for none.
+        start: factor of the first step.
+
+    Example:
+        >>> schedule = warmed_up(drops([2500], 5), 100, start=0.25)
+        >>> schedule(0), schedule(50), schedule(100), schedule(2500)
+        (0.25, 0.625, 1.0, 0.2)
+    """
+    length, first = whole("steps", steps), within("start", start, low=0, high=1)
+    return lambda step: schedule(step) * (first + (1 - first) * step / length if step < length else 1.0)
+
+
 def decay_groups(
-    model: nn.Module, invariant: Collection[str], *, lr: float, weight_decay: float, other_lr: float
+    model: nn.Module,
+    invariant: Collection[str],
+    *,
+    lr: float,
+    weight_decay: float,
+    other_lr: float,
+    other_decay: float = 0.0,
 ) -> list[dict[str, Any]]:
     """Parameter groups for any torch optimizer: scale-invariant weights, then all others without weight decay.
+
+    With ``other_decay`` the others are two groups: normalisations, which do not decay, and the rest.
 
     Args:
         model: the network.
@@ -140,6 +166,7 @@ def decay_groups(
         lr: of the scale-invariant weights.
         weight_decay: of the scale-invariant weights.
         other_lr: of the other parameters, such as BatchNorm's scales and the last layer.
+        other_decay: weight decay of the others that are no normalisation's, such as the last layer.
 
     Raises:
         EquilibriaError: a name that the model does not have, a string in place of a list, or a negative number.
@@ -160,13 +187,20 @@ def decay_groups(
             f"got invariant={unknown[0]!r}, which the model lacks; expected names such as {next(iter(params))!r}"
         )
     others = [param for name, param in params.items() if name not in chosen]
+    norms = {id(param) for module in model.modules() if isinstance(module, _NORMS) for param in module.parameters()}
+    decay = within("other_decay", other_decay, low=0) > 0
+    decaying = [param for param in others if decay and id(param) not in norms]
+    resting = [param for param in others if not decay or id(param) in norms]
     first = {
         "params": [params[name] for name in params if name in chosen],
         "lr": within("lr", lr, low=0),
         "weight_decay": within("weight_decay", weight_decay, low=0),
     }
-    rest = {"params": others, "lr": within("other_lr", other_lr, low=0), "weight_decay": 0.0}
-    return [first, *([rest] if others else [])]
+    rest = [
+        {"params": group, "lr": within("other_lr", other_lr, low=0), "weight_decay": group_decay}
+        for group, group_decay in ((decaying, other_decay), (resting, 0.0))
+    ]
+    return [first, *(group for group in rest if group["params"])]
 
 
 class FullBatch:
@@ -232,7 +266,7 @@ def present_device(name: str) -> torch.device:
 
 
 _SEED, _FIRST_BATCH = "seed", "first batch"
-_DRAWN = ("label_noise", "flip", "crop")  # settings of `Batches` that the first batch may not reveal
+_DRAWN = ("label_noise", "flip", "crop", "resized")  # settings of `Batches` that the first batch may not reveal
 _LOSS, _CONTROL, _CHUNK, _FACTORS = "loss", "control", "chunk", "schedule in steps"
 _DATA = "data's"
 _MAY_BRANCH = (_SEED, _FIRST_BATCH, _LOSS, _CONTROL, _CHUNK, _FACTORS, _DATA)

@@ -25,6 +25,7 @@ from equilibria.lab.training.training import (
     Checkpoint,
     State,
     Training,
+    of_the_first,
     read_checkpoint,
     refuse_foreign,
     remove_leftovers,
@@ -86,6 +87,10 @@ def train(
     with the same recipe and folder, and ends with the same weights, measurements and samples, bit for bit; one that is
     complete is only read. With more steps than before it continues beyond its old end.
 
+    Under `torch.distributed` (torchrun) every process calls this with its share of the data
+    (``Batches(..., share=process())``); gradients are averaged, every process normalises its own chunks, and the first
+    one writes folder and record.
+
     Args:
         recipe: what to train.
         folder: for this training alone; created if absent.
@@ -146,8 +151,11 @@ def train(
     with preserved_rng([torch.empty(0, device=device)]), _torch_threads(whole("threads", threads, low=1)):
         training = Training(recipe)
         covers = _covers(training)
-        saved = None if path is None else _prepare(path)
-        checkpoint = None if path is None else Checkpoint(path / CHECKPOINT)
+        if training.rank > 0:
+            record_path = None  # the first process writes
+        writes = path is not None and training.rank == 0
+        saved = of_the_first(_prepare(path) if path is not None and writes else None)
+        checkpoint = Checkpoint(path / CHECKPOINT) if path is not None and writes else None
         _restore(training, saved, start, path)
         with ExitStack() as stack:
             watcher = _Watcher(stack, training, record_path, saved or start)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.optim.optimizer import Optimizer
 from torch.utils._pytree import tree_map_only
@@ -152,8 +154,29 @@ _PARTS = (
 )
 
 
+Shared = TypeVar("Shared")
+
+
+def process() -> tuple[int, int]:
+    """Number of this process, from 0, and how many train together under `torch.distributed`: (0, 1) for one alone."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
+
+
+def of_the_first(value: Shared) -> Shared:
+    """The value that the first process has, in all of them."""
+    if process()[1] == 1:
+        return value
+    box = [value]
+    distributed.broadcast_object_list(box, src=0)
+    return box[0]
+
+
 class Training:
     """A recipe in progress; `train` creates and drives it.
+
+    Under `torch.distributed` every process trains on its share of the batches, and gradients are averaged.
 
     Attributes:
         recipe: its settings.
@@ -163,17 +186,27 @@ class Training:
         scheduler: the same, or the recipe's control around it.
         step: number of steps done.
         device: device of the network.
+
+    Raises:
+        EquilibriaError: several processes, and data that are not the share of this one.
     """
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
+        self.rank, self._processes = process()
+        if self._processes > 1 and getattr(recipe.data, "share", None) != process():
+            raise EquilibriaError(
+                f"got data without the share of process {self.rank} of {self._processes}; expected "
+                f"Batches(..., share={process()}): the share of equilibria.lab.training.process()"
+            )
         self.device = present_device(recipe.device)
         torch.manual_seed(recipe.seed)
         self.model: nn.Module = recipe.model().to(self.device)
         if next(self.model.parameters(), None) is None:
             raise EquilibriaError(f"got a {type(self.model).__name__} without parameters; expected a network to train")
         self.optimizer: Optimizer = recipe.optimizer(self.model)
-        self._fingerprint = fingerprint(recipe, self.model, self.optimizer)
+        self._network = DistributedDataParallel(self.model) if self._processes > 1 else self.model
+        self._fingerprint = of_the_first(fingerprint(recipe, self.model, self.optimizer))
         self.schedule: LRScheduler = LambdaLR(self.optimizer, _factor(recipe.schedule))
         self.scheduler = self.schedule if recipe.control is None else recipe.control(self.schedule, self.model)
         self.step = 0
@@ -201,31 +234,38 @@ class Training:
         """
         if self.step > 0:
             self.scheduler.step()
-        inputs, targets = self.placed(batch)
         self.optimizer.zero_grad()
-        self._loss += self._backward(inputs, targets)
+        self._loss += self._backward(batch)
         self.optimizer.step()
         self.step += 1
         self._summed += 1
 
-    def _backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def chunks(self, batch: Batch) -> list[tuple[Tensor, Tensor, float]]:
+        """The parts of a batch that pass through the network together, placed, with their shares of the batch."""
+        inputs, targets = self.placed(batch)
+        size, count = self.recipe.chunk or len(inputs), len(inputs)
+        pairs = zip(torch.split(inputs, size), torch.split(targets, size), strict=True)
+        return [(chunk, wanted, len(chunk) / count) for chunk, wanted in pairs]
+
+    def _backward(self, batch: Batch) -> Tensor:
         """Compute the gradient of the mean loss, chunk by chunk; returns the loss."""
-        recipe = self.recipe
-        size = recipe.chunk or len(inputs)
-        if size >= len(inputs):
-            loss = recipe.loss(self._outputs(inputs, of=len(inputs)), targets)
-            torch.autograd.backward(loss)
-            return loss.detach()
-        total = torch.zeros_like(self._loss)
-        for chunk, wanted in zip(torch.split(inputs, size), torch.split(targets, size), strict=True):
-            loss = recipe.loss(self._outputs(chunk, of=len(inputs)), wanted) * (len(chunk) / len(inputs))
-            torch.autograd.backward(loss)
+        total, chunks = torch.zeros_like(self._loss), self.chunks(batch)
+        for place, (chunk, wanted, share) in enumerate(chunks):
+            with nullcontext() if place == len(chunks) - 1 else self._unaveraged():
+                loss = self.recipe.loss(self._outputs(chunk, of=len(batch[0])), wanted) * share
+                torch.autograd.backward(loss)
             total += loss.detach()
-        return total
+        if self._processes > 1:
+            distributed.all_reduce(total)
+        return total / self._processes
+
+    def _unaveraged(self) -> Any:
+        """A context in which gradients stay in their process: they are averaged with those of the last chunk."""
+        return self._network.no_sync() if isinstance(self._network, DistributedDataParallel) else nullcontext()
 
     def _outputs(self, inputs: Tensor, *, of: int) -> Any:
         try:
-            return self.model(inputs)
+            return self._network(inputs)
         except ValueError as error:
             if len(inputs) > 1:
                 raise

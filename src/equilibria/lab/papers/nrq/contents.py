@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equilibria.lab.papers.items import Item, at_desk_scale, missing, works
+from equilibria.lab.papers.items import Item, at_desk_scale, preset_only, works
 
 ITEMS: tuple[Item, ...] = (
     works(
@@ -76,5 +76,10 @@ ITEMS: tuple[Item, ...] = (
         figures="nrq-networks/figure-3",
         note="three seeds of ten",
     ),
-    missing("Figure 4", "ResNet-50 on ImageNet, lr 1, no momentum"),
+    preset_only(
+        "Figure 4",
+        "ResNet-50 on ImageNet, lr 1, no momentum",
+        experiments="nrq-imagenet",
+        note="the pairs of lr and weight decay of its lines are those of figure 3 in proportion",
+    ),
 )

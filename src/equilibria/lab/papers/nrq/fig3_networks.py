@@ -11,7 +11,7 @@ import numpy as np
 
 from equilibria.errors import one_of
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults, later
 from equilibria.lab.harness.figures import (
     POINTS,
     THEORY,
@@ -67,6 +67,11 @@ class Config:
 
     At desk scale CIFAR-10 at 8x8 pixels and a ResNet-8. Scales, shifts and the linear layer have another learning rate
     and no weight decay, the same for all lines.
+
+    Attributes:
+        other_decay: weight decay of the linear layer.
+        resized: whether windows of random size are resized to ``size``.
+        ghost: images that a BatchNorm sees; 0 for whole batches.
     """
 
     lines: tuple[LineSettings, ...] = lines(0.5, 1e-2)
@@ -90,9 +95,12 @@ class Config:
     watch_every: int = 5
     statistics: tuple[int, int] = (8, 400)
     train_images: int = 3200
+    other_decay: float = later(0.0)
+    resized: bool = later(False)
+    ghost: int = later(0)
 
     def __post_init__(self) -> None:
-        one_of("data", self.data, ["cifar10", "digits"])
+        one_of("data", self.data, ["cifar10", "digits", "imagenet"])
 
 
 def key(line: str, seed: int) -> str:
@@ -130,12 +138,21 @@ def run_task(config: Config, task: tuple[int, int]) -> Arrays:
 def recipe(config: Config, line: LineSettings, *, seed: int, images: ImageSet) -> Recipe:
     """The recipe of a line; lines of one seed share first weights, up to their scale, and the order of the data."""
     from equilibria.lab.data import Batches
-    from equilibria.lab.training import Evaluation, Recipe, drops
+    from equilibria.lab.training import Evaluation, Recipe, drops, process
 
     return Recipe(
         model=lambda: _network(config, line, images),
         optimizer=lambda model: _optimizer(config, line, model),
-        data=Batches.of_images(images, batch_size=config.batch_size, seed=seed, flip=config.flip, crop=config.crop),
+        data=Batches.of_images(
+            images,
+            batch_size=config.batch_size,
+            seed=seed,
+            flip=config.flip,
+            crop=config.crop,
+            resized=config.size if config.resized else 0,
+            share=process(),
+        ),
+        chunk=config.ghost or None,
         steps=config.steps,
         seed=seed,
         schedule=drops(config.drops_at, config.divisor),
@@ -152,9 +169,14 @@ def _network(config: Config, line: LineSettings, images: ImageSet) -> nn.Module:
     from torch import nn
 
     from equilibria.lab.nets import BasicBlockResNet
+    from equilibria.lab.nets.imagenet import BottleneckResNet, OnPixels
 
-    channels = images.train_images.shape[1]
-    model = BasicBlockResNet(config.width, config.blocks, in_channels=channels, classes=images.classes)
+    classes, channels = images.classes, images.train_images.shape[1]
+    model: nn.Module
+    if config.data == "imagenet":
+        model = OnPixels(BottleneckResNet(config.width, config.blocks, classes=classes, zero_gamma=True))
+    else:
+        model = BasicBlockResNet(config.width, config.blocks, in_channels=channels, classes=classes)
     for name, param in model.named_parameters():
         if name.endswith(_CONVOLUTIONS):
             nn.init.kaiming_normal_(param, nonlinearity="relu")
@@ -169,7 +191,14 @@ def _optimizer(config: Config, line: LineSettings, model: nn.Module) -> Optimize
     from equilibria.lab.training import decay_groups
 
     invariant = [name for name, _ in model.named_parameters() if name.endswith(_CONVOLUTIONS)]
-    groups = decay_groups(model, invariant, lr=line.lr, weight_decay=line.weight_decay, other_lr=config.other_lr)
+    groups = decay_groups(
+        model,
+        invariant,
+        lr=line.lr,
+        weight_decay=line.weight_decay,
+        other_lr=config.other_lr,
+        other_decay=config.other_decay,
+    )
     return torch.optim.SGD(groups)
 
 

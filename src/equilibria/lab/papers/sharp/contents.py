@@ -146,7 +146,10 @@ ITEMS: tuple[Item, ...] = (
         "Figure 9", "standard ResNet-20", figures="sharp-resnet/figures-8-9", note="500 images of four classes"
     ),
     at_desk_scale(
-        "Figure 10", "the first steps of VGG-11", figures="sharp-vgg/figure-10", note="first weights are torch's"
+        "Figure 10",
+        "the first steps of VGG-11",
+        figures="sharp-vgg/figure-10",
+        note="first weights are torch's; in the preset those of the cited code",
     ),
     works("Figure 11", "matrix completion, a closer look", figures="sharp-completion/figure-11"),
     at_desk_scale("Figure 12", "VGG-11, a closer look at 200 steps", figures="sharp-vgg/figure-12"),

@@ -46,6 +46,7 @@ def collect(config: Config, results: TaskResults) -> Outcome:
         *_judge_decayed(config, decayed),
         *_judge_closer(config, decayed),
         *_judge_control(config, decayed, control),
+        *full_batch.judge_accuracies(config, {"decay": 84.3, "no decay": 66.4}, results, _FIGURE_13),
     ]
     return full_batch.outcome(config, results, claims)
 
@@ -199,6 +200,7 @@ _PAPER = Config(  # 50 ghost batches of 1,000 images; sharpness on the first 5,0
     stages=(1, 1, 2, 2, 2),
     ghost=1000,
     hessian_images=5000,
+    cited_weights=True,
 )
 
 EXPERIMENT = Experiment(

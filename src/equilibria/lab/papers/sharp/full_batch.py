@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, one_of
-from equilibria.lab.harness.claim import Claim, Source, demanded_if
-from equilibria.lab.harness.experiment import Arrays, Outcome, TaskResults
+from equilibria.lab.harness.claim import Claim, Source, comparison, demanded_if
+from equilibria.lab.harness.experiment import Arrays, Outcome, TaskResults, later
 from equilibria.lab.harness.figures import POINTS, THEORY, Array, Window, draw_seeds, label_panel
 from equilibria.lab.harness.task import device, progress_reporter, scratch
 from equilibria.theory.generalization import final_bn_minimum, final_bn_scale
@@ -82,6 +82,7 @@ class Config:
         depth: of the residual networks.
         ghost: images per batch of BatchNorm; 0 for all.
         hessian_images: number of images, from the first on, for the sharpness; 0 for all.
+        cited_weights: whether first weights are those of the code that appendix Q.1 cites, not torch's.
     """
 
     variants: tuple[DescentVariant, ...]
@@ -99,6 +100,7 @@ class Config:
     depth: int = 20
     ghost: int = 0
     hessian_images: int = 0
+    cited_weights: bool = later(False)
 
     def __post_init__(self) -> None:
         one_of("data", self.data, DATA)
@@ -266,10 +268,15 @@ def invariant_part(config: Config, variant: DescentVariant, images: ImageSet) ->
 
 
 def network(config: Config, variant: DescentVariant, images: ImageSet) -> nn.Module:
-    """The network, with torch's default first weights."""
+    """The network, with torch's default first weights, or those of the code that the paper cites.
+
+    That code, Wei Yang's pytorch-classification (appendix Q.1), draws convolutions as `he_fan_out`, the linear layer of
+    a VGG with deviation 0.01, that of a ResNet as torch does.
+    """
     import torch
 
     from equilibria.lab.nets import PreActivationResNet, ScaleInvariantVGG
+    from equilibria.lab.nets.conv_norm import he_fan_out
 
     shape: dict[str, Any] = {
         "in_channels": images.train_images.shape[1],
@@ -282,6 +289,8 @@ def network(config: Config, variant: DescentVariant, images: ImageSet) -> nn.Mod
     else:
         invariant = variant.network == INVARIANT_RESNET
         net = PreActivationResNet(config.depth, config.width, scale_invariant=invariant, **shape)
+    if config.cited_weights:
+        he_fan_out(net, linear=variant.network == VGG)
     fast: nn.Module = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return fast
 
@@ -313,6 +322,8 @@ _NOT_JUDGED = {
 FITTED = 99.0
 """Least training accuracy, per cent, in a window after the fit; bursts may cost a few images later."""
 _HALVED = 2.0
+# Two standard errors of the difference of two accuracies of one half on 10,000 test images.
+_SAME_ACCURACY = 1.4
 
 
 @dataclass(frozen=True)
@@ -462,6 +473,27 @@ def judge_rise(
     return source.says(f"{label}test accuracy rises meanwhile: from the early to the late window").at_least(
         0.0, [descent.rise("test", (config.early, config.late)) for descent in descents], unit=POINTS, printed=printed
     )
+
+
+def judge_accuracies(
+    config: Config, accuracies: Mapping[str, float], results: TaskResults, source: Source
+) -> list[Claim]:
+    """Claim the paper's best test accuracies, of single runs on all classes, in per cent by variant."""
+    if config.classes or config.data == "digits":
+        return []
+    return [
+        comparison(
+            source.says(f"{variant.name}: best test accuracy").near(
+                accuracies[variant.name],
+                [float(descent.test.max()) for descent in read_descents(config, variant, results)],
+                absolute=_SAME_ACCURACY,
+                unit="%",
+                printed=accuracies[variant.name],
+            )
+        )
+        for variant in config.variants
+        if variant.name in accuracies
+    ]
 
 
 def draw_edge(axis: Axes, descents: Sequence[Descent], *, colour: str, edge_colour: str = THEORY) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, diagnostic, over_seeds
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults, later
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd import layer_angles as angles
 from equilibria.lab.papers.smd import trainings
@@ -41,6 +41,7 @@ class Config:
     layer: str = "blocks.1.second.conv.weight"
     average: int = 200
     watch_every: int = 2
+    ghost: int = later(0)
     seeds: tuple[int, ...] = (20, 21, 22)
 
     def __post_init__(self) -> None:
@@ -239,15 +240,16 @@ _SMOKE = Config(
 )
 _PAPER = Config(
     rules=(
-        Sgd("SGD", lr=0.2, weight_decay=1e-4, other_lr=0.2),
-        Sgd("SGDM", lr=0.2, weight_decay=1e-4, other_lr=0.2, momentum=0.9),
+        Sgd("SGD", lr=0.2, weight_decay=1e-4, other_lr=0.2, other_decay=1e-4),
+        Sgd("SGDM", lr=0.2, weight_decay=1e-4, other_lr=0.2, momentum=0.9, other_decay=1e-4),
     ),
     steps=(trainings.IMAGENET_STEPS, trainings.IMAGENET_STEPS),
     images=trainings.IMAGENET,
     network=trainings.RESNET50,
     batch_size=256,
-    layer="net.resnet.encoder.stages.1.layers.0.layer.1.convolution.weight",  # layer2.0.conv2
+    layer=trainings.RESNET50_LAYERS["layer2.0.conv2"],
     watch_every=20,
+    ghost=trainings.WORKER,
 )
 _DESK = Config(seeds=tuple(range(23, 29)))  # with 20 to 22 alone the ratio of arrivals was not decided
 

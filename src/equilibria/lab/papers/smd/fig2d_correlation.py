@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, over_seeds
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults, later
 from equilibria.lab.harness.figures import COLOURS, THEORY, draw_seeds, label_panel, panels
 from equilibria.lab.papers.smd import layer_angles as angles
 from equilibria.lab.papers.smd import trainings
@@ -39,6 +39,7 @@ class Config:
     layer: str = "blocks.1.second.conv.weight"
     average: int = 400
     watch_every: int = 4
+    ghost: int = later(0)
     seeds: tuple[int, ...] = tuple(range(40, 46))
 
     def training(self, batch_size: int) -> ImageTraining:
@@ -175,14 +176,15 @@ _SMOKE = Config(
     seeds=(0, 1, 2),
 )
 _PAPER = Config(
-    sgd=Sgd("SGDM", lr=0.2, weight_decay=1e-4, other_lr=0.2, momentum=0.9),
+    sgd=Sgd("SGDM", lr=0.2, weight_decay=1e-4, other_lr=0.2, momentum=0.9, other_decay=1e-4),
     images=trainings.IMAGENET,
     network=trainings.RESNET50,
     batch_sizes=(256,),
     steps=trainings.IMAGENET_STEPS,
-    layer="net.resnet.encoder.stages.1.layers.0.layer.1.convolution.weight",  # layer2.0.conv2
+    layer=trainings.RESNET50_LAYERS["layer2.0.conv2"],
     average=200,
     watch_every=20,
+    ghost=trainings.WORKER,
 )
 
 EXPERIMENT = Experiment(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, diagnostic
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults, later
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd import trainings
 from equilibria.lab.papers.smd.layer_angles import Window, inside, layer_column
@@ -44,6 +44,8 @@ class Config:
         long: steps of n = 1 over which angles are compared for equally many images.
         norms_every: steps of n = 1 from one measurement of gradients at all batch sizes to the next.
         norms_images: images in all batches of one size that the gradients are measured on.
+        ghost: images that a BatchNorm sees, whatever the batch; 0 for whole batches.
+        warm_up: steps of n = 1 in which the learning rate of the others grows from that of n = 1 to n times it.
     """
 
     rules: tuple[Sgd, ...] = (
@@ -60,6 +62,8 @@ class Config:
     layer: str = "blocks.0.second.conv.weight"
     norms_every: int = 512
     norms_images: int = 2048
+    ghost: int = later(0)
+    warm_up: int = later(0)
     seeds: tuple[int, ...] = (50, 51, 52)
 
     def sgd(self, place: int, factor: int) -> Sgd:
@@ -80,6 +84,8 @@ class Config:
             batch_size=factor * self.batch_size,
             steps=self.steps[place] // factor,
             drops=tuple(drop // factor for drop in self.drops),
+            warm_up=self.warm_up // factor,
+            warm_up_from=1 / factor,
             measure_every=min(self.spans(factor)),
             watch_every=max(1, 4 // factor),
         )
@@ -377,9 +383,11 @@ _PAPER = Config(
     batch_size=256,
     images=trainings.IMAGENET,
     network=trainings.RESNET50,
-    layer="net.resnet.encoder.stages.0.layers.0.layer.1.convolution.weight",  # layer1.0.conv2
+    layer=trainings.RESNET50_LAYERS["layer1.0.conv2"],
     norms_every=4 * trainings.IMAGENET_EPOCH,
     norms_images=8192,
+    ghost=trainings.WORKER,
+    warm_up=5 * trainings.IMAGENET_EPOCH,
 )
 
 EXPERIMENT = Experiment(

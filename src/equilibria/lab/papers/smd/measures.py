@@ -24,16 +24,19 @@ def convolutions(training: Training) -> list[Tensor]:
 
 
 def batch_gradients(training: Training, batches: Sequence[Batch]) -> Iterator[list[Tensor]]:
-    """For each batch the gradients of all convolutions in training mode, as in a step with that batch.
+    """For each batch the gradients of all convolutions in training mode, as in a step with that batch, chunk by chunk.
 
     BatchNorm's running statistics are restored afterwards; ``grad`` of the weights is not touched.
     """
     weights = convolutions(training)
     saved = [(buffer, buffer.clone()) for buffer in training.model.buffers()]
     try:
-        for inputs, targets in map(training.placed, batches):
-            loss = training.recipe.loss(training.model(inputs), targets)
-            yield list(torch.autograd.grad(loss, weights))
+        for batch in batches:
+            gradients = [torch.zeros_like(weight) for weight in weights]
+            for inputs, targets, share in training.chunks(batch):
+                loss = training.recipe.loss(training.model(inputs), targets) * share
+                torch._foreach_add_(gradients, torch.autograd.grad(loss, weights))
+            yield gradients
     finally:
         for buffer, value in saved:
             buffer.copy_(value)

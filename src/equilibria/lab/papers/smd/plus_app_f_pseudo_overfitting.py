@@ -10,7 +10,7 @@ import numpy as np
 
 from equilibria.errors import EquilibriaError, one_of
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, over_seeds
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults, later
 from equilibria.lab.harness.figures import COLOURS, THEORY, draw_seeds, label_panel, mean_in, panels
 from equilibria.lab.harness.task import device, train_branches
 from equilibria.lab.papers.smd.layer_angles import law_after_drop, rms_ratio
@@ -49,7 +49,7 @@ class SeededOptimizer:
 
 @dataclass(frozen=True)
 class Config:
-    """One drop of the learning rate. Windows are in steps after it, fixed before any of these seeds was run.
+    """One drop of the learning rate, or more; windows are in steps after the first, fixed before any seed was run.
 
     At desk scale: four classes of CIFAR-10 at 8x8 pixels, a ResNet-8, and settings under which a layer needs 800 steps
     to return to equilibrium. The momentum of SGDM multiplies the effective learning rate by ten, so lr is a tenth of
@@ -80,6 +80,7 @@ class Config:
     watch_every: int = 5
     statistics: tuple[int, int] = (8, 400)
     train_images: int = 3200
+    later_drops: tuple[int, ...] = later(())
 
     def __post_init__(self) -> None:
         one_of("data", self.data, ["cifar10", "digits"])
@@ -146,7 +147,7 @@ def recipe(
         data=Batches.of_images(images, batch_size=config.batch_size, seed=seed, flip=config.flip, crop=config.crop),
         steps=steps,
         seed=seed,
-        schedule=drops([config.steps_before], config.divisor),
+        schedule=drops([config.steps_before, *config.later_drops], config.divisor),
         control=rescaling if rescale else None,
         measures={"sets": evaluation},
         measure_every=config.measure_every,
@@ -348,11 +349,12 @@ _SMOKE = Config(
     train_images=64,
 )
 _EPOCH = 195  # batches of 256 among 50,000 images, the last one left out
-_PAPER = Config(  # the papers' network and settings, from the first weights to the second drop
+_TEN = tuple(range(20, 30))
+_PAPER = Config(
     rules=(
-        SeededOptimizer("SGD", "sgd", lr=0.5, weight_decay=1e-3, other_lr=0.5),
-        SeededOptimizer("SGDM", "sgd", lr=0.1, weight_decay=5e-4, other_lr=0.1, momentum=0.9),
-        SeededOptimizer("Adam", "adam", lr=1e-3, weight_decay=5e-4, other_lr=1e-3),
+        SeededOptimizer("SGD", "sgd", lr=0.5, weight_decay=1e-3, other_lr=0.5, seeds=_TEN),
+        SeededOptimizer("SGDM", "sgd", lr=0.1, weight_decay=5e-4, other_lr=0.1, momentum=0.9, seeds=_TEN),
+        SeededOptimizer("Adam", "adam", lr=1e-3, weight_decay=5e-4, other_lr=1e-3, seeds=_TEN),
     ),
     classes=(),
     size=32,
@@ -361,7 +363,8 @@ _PAPER = Config(  # the papers' network and settings, from the first weights to 
     batch_size=256,
     crop=4,
     steps_before=60 * _EPOCH,
-    steps_after=60 * _EPOCH,
+    steps_after=140 * _EPOCH,
+    later_drops=(120 * _EPOCH, 160 * _EPOCH),
     early=(2 * _EPOCH, 10 * _EPOCH),
     late=(40 * _EPOCH, 60 * _EPOCH),
     measure_every=_EPOCH,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, diagnostic, identity, over_seeds
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults, later
 from equilibria.lab.harness.figures import COLOURS, THEORY, draw_seeds, label_panel, mark_drops, panels
 from equilibria.lab.papers.smd import trainings
 from equilibria.lab.papers.smd.layer_angles import inside, layer_column
@@ -43,6 +43,7 @@ class Config:
     settled: int = 1000
     measure_every: int = 200
     watch_every: int = 4
+    ghost: int = later(0)
     seeds: tuple[int, ...] = (43, 44, 45)
 
     def training(self) -> ImageTraining:
@@ -180,10 +181,11 @@ _PAPER = Config(
     batch_size=256,
     drops=trainings.IMAGENET_DROPS,
     steps=trainings.IMAGENET_STEPS,
-    layer="net.resnet.encoder.stages.0.layers.0.layer.1.convolution.weight",  # layer1.0.conv2
+    layer=trainings.RESNET50_LAYERS["layer1.0.conv2"],
     settled=5 * trainings.IMAGENET_EPOCH,
     measure_every=trainings.IMAGENET_EPOCH,
     watch_every=20,
+    ghost=trainings.WORKER,
 )
 
 EXPERIMENT = Experiment(
