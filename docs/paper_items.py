@@ -14,7 +14,8 @@ from equilibria.lab.harness.registry import MODULES
 from equilibria.lab.harness.results import Result, open_results
 from equilibria.lab.papers.contents import ITEMS, counts
 from equilibria.lab.papers.items import MEANINGS, Item
-from equilibria.lab.papers.presets import Preset, presets
+from equilibria.lab.papers.presets import Preset, Settings, presets
+from equilibria.lab.papers.smd.presets import MASK_RCNN
 from equilibria.theory import PAPERS
 
 ROOT = Path(__file__).parents[1]
@@ -118,7 +119,7 @@ NOTES = (
     "  workers. Several processes of `torch.distributed` can share a batch ([how](#several-gpus)); a test compares\n"
     "  two with one.",
     "Top-1 accuracies (smd, table 1) are claims of `smd-multistage` at this scale alone. Mask R-CNN on COCO (smd,\n"
-    "  table 2) has no preset.",
+    "  table 2) is [a table of its settings](#mask-r-cnn-on-coco), without a training.",
 )
 SEVERAL = """
 ## Several GPUs
@@ -156,7 +157,7 @@ def presets_page() -> str:
     by_experiment = {name: [preset for preset in known if preset.experiment == name] for name in MODULES}
     tables = [_settings_table(name, found) for name, found in by_experiment.items() if found]
     notes = "\n".join(f"- {note}" for note in NOTES)
-    return PRESETS_HEAD.format(trainings=len(known), notes=notes) + "\n".join(tables) + SEVERAL
+    return PRESETS_HEAD.format(trainings=len(known), notes=notes) + "\n".join(tables) + _detector(MASK_RCNN) + SEVERAL
 
 
 def _settings_table(experiment: str, found: list[Preset]) -> str:
@@ -165,6 +166,14 @@ def _settings_table(experiment: str, found: list[Preset]) -> str:
     trainings = ", ".join(preset.name for preset in found)
     head = f"\n## {experiment}\n\n{_escaped(trainings)}.\n\n| setting | value | source |\n|---|---|---|\n"
     return head + "\n".join(rows) + "\n"
+
+
+def _detector(settings: Settings) -> str:
+    rows = [
+        f"| {name} | {_escaped(_value(value))} | {_escaped(source)} |" for name, (value, source) in settings.items()
+    ]
+    head = "\n## Mask R-CNN on COCO\n\nSettings only; `smd-detection` trains a small detector over stages like these."
+    return f"{head}\n\n| setting | value | source |\n|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def _setting_row(name: str, found: list[Preset]) -> str:

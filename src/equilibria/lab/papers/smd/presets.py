@@ -80,6 +80,27 @@ _STAGES: Settings = {
 }
 
 
+_HE19 = "He et al. 2019, §4"
+MASK_RCNN: Settings = {
+    "network": ("Mask R-CNN with FPN, ResNet-50", "§5.2; He et al. 2017; Lin et al. 2017"),
+    "normalisation": ("SyncBN", "§5.2; Peng et al. 2018"),
+    "data": ("COCO train2017; AP on val2017", f"§5.2 says MSCOCO; the splits: {_HE19}"),
+    "optimizer": ("SGD", "§5.2"),
+    "momentum": (0.9, f"{SILENT}; {_HE19}, follows Detectron, whose it is"),
+    "lr": (0.02, "§5.2"),
+    SCHEDULE: ({0: 1.0, 300_000: 0.1, 340_000: 0.01}, "§5.2"),
+    "steps": (360_000, f"§5.2: the '4x setting' of {_HE19}"),
+    "weight decay": (1e-4, "§5.2"),
+    "images in a batch": (16, f"{SILENT}; {_HE19}: 8 GPUs with 2 each"),
+    "pixels": ("shorter side 800", f"{SILENT}; {_HE19}"),
+    "first weights": ("not known", f"{SILENT}; {_HE19}, trains from random and from ImageNet's weights"),
+    "weights rescaled at drops": ("no; yes", "§5.2: both; divided by 10^(1/4), with the buffer"),
+    "box AP, AP50, AP75": ("39.25, 58.88, 42.95; rescaled 38.38, 57.98, 42.31", "table 2"),
+    "mask AP, AP50, AP75": ("35.16, 56.09, 37.48; rescaled 34.49, 55.27, 36.71", "table 2"),
+}
+"""The detector of section 5.2, of which no training is built here: `smd-detection` trains a small one."""
+
+
 def presets() -> tuple[Preset, ...]:
     """All of them."""
     return (*_fixed(), *_multistage(), *_linear_scaling(), *_architectures(), *_cifar())
