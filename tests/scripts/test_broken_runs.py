@@ -55,7 +55,7 @@ def test_the_headline_of_a_run_that_is_nan_says_so_and_nothing_is_said_of_equili
     run = trained_twice(one_nan)
     assert shown(run).startswith("3 of 3 parameters (1.weight, ...) are no longer finite.")
     assert not {"out_of_equilibrium", "angle_off"} & {finding.kind for finding in run.findings()}
-    with pytest.raises(EquilibriaError, match="1.weight and 2 more: no longer finite"):
+    with pytest.raises(EquilibriaError, match=r"1\.weight and 2 more: no longer finite"):
         eq.forecast(run, schedule=2e-3, steps=2 * STEPS)
 
 

@@ -291,9 +291,8 @@ def _without_gain(entry: Mapping[str, Any], columns: Mapping[str, Any], rule: Ru
         if invariant is None:
             return "undecided whether it is scale-invariant: label it, eq.watch(..., invariant=eq.symmetries(...))"
         looks = "is not" if entry.get("invariant") is not None else "does not look"
-        return (
-            f"{looks} scale-invariant, and no law gives the size of its gradient, which {type(rule).__name__} follows"
-        )
+        name = "Adam" if isinstance(rule, AdamL2) else type(rule).__name__
+        return f"{looks} scale-invariant, and no law gives the size of its gradient, which {name} follows"
     if len(entry.get("shape", ())) < 2:
         return "it is not known to be a matrix" if "shape" not in entry else "a vector has no steady growth gain"
     if not columns["weight_decay"][-1] > 0:

@@ -374,7 +374,7 @@ def _off(layers: Sequence[LayerSummary]) -> str:
 
 def _maybe_off(layers: Sequence[LayerSummary]) -> str:
     off, why = _off(layers), "too few samples to be sure"
-    return f"{off[:-1]}; {why})" if off.endswith(")") else f"{off} ({why})"
+    return f"{off[:-1]}; {why})".replace("are off", "may be off", 1) if len(layers) > 1 else f"{off} ({why})"
 
 
 def _distance(ratio: float) -> str:
