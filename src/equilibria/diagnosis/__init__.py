@@ -83,10 +83,11 @@ def diagnose_run(run: SampledRun) -> tuple[tuple[LayerSummary, ...], Findings]:
         return assumptions.varying_gradient(layers, run.loss)
 
     jumps = _guarded(spikes.spikes, run)
-    # Of a diverged run nobody wants to read that a layer gets to its equilibrium by itself.
-    steady = [] if any(finding.kind == "diverged" for finding in jumps) else layers
+    not_finite = _guarded(faults.not_finite, series)
+    # Of a run that is over nobody wants to read that a layer gets to its equilibrium by itself.
+    steady = [] if any(finding.kind in faults.OVER for finding in (*not_finite, *jumps)) else layers
     findings = [
-        *_guarded(faults.not_finite, series),
+        *not_finite,
         *_guarded(faults.loss_not_finite, run),
         *_guarded(faults.lr_is_zero, series),
         *_guarded(faults.zero_gradient, run),

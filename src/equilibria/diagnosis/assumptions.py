@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from equilibria.diagnosis.gradient_size import INTERPOLATES, VARIES, near_interpolation
 from equilibria.diagnosis.layer_summary import ACCURACY
 from equilibria.diagnosis.layers import Layer, if_invariant, layers_of, verb, which_layers
@@ -18,8 +20,9 @@ from equilibria.diagnosis.summary import summarise_run
 from equilibria.findings import Finding, percent
 from equilibria.theory.equilibrium import ROUNDED_AWAY
 from equilibria.theory.identified import Identified
-from equilibria.theory.rules import EQUILIBRIUM_LAWS, SGD, AdamL2, AdamW, Lion, Muon
+from equilibria.theory.rules import EQUILIBRIUM_LAWS, SGD, SGDW, AdamL2, AdamW, Lion, Muon
 
+_EXPLAINS = 0.5  # share of the logarithm of measured / predicted
 _NORM_OFF = 0.1  # |ln(measured / predicted norm)|: unequal entries alone make 6 % under Adam
 _SYMMETRIES = "print(eq.symmetries(eq.objective(model, loss), batches))"
 
@@ -94,6 +97,11 @@ def _suspect(layer: Layer) -> str:
             f"its updates stay correlated for {longer} than momentum makes them: successive gradients are not "
             "independent, or sparse"
         )
+    if (length := _update_length(layer)) is not None:
+        how = "point the same way" if length > 1 else "turn back, or are sparse"
+        return (
+            f"its updates are {length:.2g} times as long as those of independent gradients: successive gradients {how}"
+        )
     if isinstance(layer.rule, AdamW | AdamL2) and _norm_error(layer) > ACCURACY:
         if (layer.summary.norm_vs_predicted or 1.0) > 1:
             return "successive gradients are correlated, or entries have gradients of very unequal size"
@@ -101,7 +109,21 @@ def _suspect(layer: Layer) -> str:
     broken = failing(layer)
     if broken:
         return f"{' and '.join(broken)}, which the prediction allows for only in part"
-    return "none of the assumptions that samples can check (noise, drift, size, invariance, rounding) fails"
+    of_sgd = "noise, drift, " if isinstance(layer.rule, SGD | SGDW) else ""
+    return f"none of the assumptions that samples can check ({of_sgd}size, invariance, rounding) fails"
+
+
+def _update_length(layer: Layer) -> float | None:
+    """AdamW's updates in the window over those of independent gradients, where that explains half of the angle's error.
+
+    The prediction takes gradients for independent.
+    """
+    gains = layer.rows["update_gain"][layer.rows["step"] >= (layer.summary.first_step or 0)]
+    known, ratio = gains[np.isfinite(gains)], layer.summary.angle_vs_predicted or 0.0
+    if not isinstance(layer.rule, AdamW) or not known.any() or not ratio > 0:
+        return None
+    length = math.sqrt(float(np.mean(known)))
+    return length if math.log(length) / math.log(ratio) > _EXPLAINS else None
 
 
 def failing(layer: Layer) -> tuple[str, ...]:

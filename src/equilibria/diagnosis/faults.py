@@ -16,6 +16,10 @@ from equilibria.diagnosis.siblings import is_row_kind, kind_of
 from equilibria.findings import Finding, counted, percent
 from equilibria.records.tables import NO_GRADIENT, NOT_FINITE, NOTES, REMOVED, SKIPPED
 
+_LOST = "no_longer_finite"
+OVER = ("diverged", _LOST)
+"""Kinds of findings after which a run is over."""
+
 _MANY_STEPS = 100  # in a shorter run few samples are no fault
 _OF_TORCH = (
     *("Adadelta", "Adafactor", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "LBFGS", "Muon", "NAdam", "RAdam"),
@@ -84,11 +88,12 @@ def not_finite(series: Series) -> Iterator[Finding]:
     if lost:
         yield Finding(
             "warning",
-            f"{_names(lost, len(series.names))} no longer finite",
+            f"{_names(lost, len(series.names))} {'is' if len(lost) == 1 else 'are'} no longer finite",
             evidence,
             f"go back to a checkpoint from before step {first:,}; to stop before such a step is taken: "
             "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True) before optimizer.step()",
             "",
+            kind=_LOST,
         )
         return
     yield Finding(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from equilibria.diagnosis.budget import LayerBudget
 from equilibria.diagnosis.metadata import three_digits
-from equilibria.findings import counted
+from equilibria.findings import counted, plain
 from equilibria.records.tables import DISTURBED, GAIN_LAW, NO_EQUILIBRIUM, SETTLED
 
 LEAST_WINDOW = 20  # samples, where there are as many at about these settings; and fewest to know how far they scatter
@@ -78,6 +78,9 @@ class LayerSummary:
         update_per_entry: root mean square change of an entry per step.
         idle: why no gradient moves it, such as "no gradient since step 250"; None if one does. It then has no
             prediction.
+        rounding: relative change of the weight per step, by decay or update, if its type rounds that away.
+        decay_rounds_away: whether that is a decay of its own, so that none acts and there is no equilibrium.
+        resolution: half an ulp of its type: angles below it are made by rounding; None if the type is unknown.
     """
 
     name: str
@@ -125,6 +128,9 @@ class LayerSummary:
     relative_update: float | None = None
     update_per_entry: float | None = None
     idle: str | None = None
+    rounding: float | None = None
+    decay_rounds_away: bool = False
+    resolution: float | None = None
 
     @property
     def by_gain(self) -> bool:
@@ -219,6 +225,8 @@ class LayerSummary:
             return self.state or ""
         if self.weight_decay == 0:
             return "no decay"
+        if self.decay_rounds_away:
+            return "decay lost"
         return "gain unsure" if self.by_gain else self.state
 
     @property
@@ -227,7 +235,13 @@ class LayerSummary:
         if self.angle is None:
             why = "" if self.idle is None else f": {self.idle}"
             return f"{self.name} has no angle in any sampled step{why}."
-        return f"{self.name} turns {self.angle:.3g} rad per step {self.when}; {'; '.join(_clauses(self))}."
+        rounds = ", within the rounding of its type" if self.turns_by_rounding else ""
+        return f"{self.name} turns {self.angle:.3g} rad per step {self.when}{rounds}; {'; '.join(_clauses(self))}."
+
+    @property
+    def turns_by_rounding(self) -> bool:
+        """Whether the measured angle is no larger than what rounding of the weights makes."""
+        return self.angle is not None and self.angle < (self.resolution or 0.0)
 
 
 def log_error(ratio: float | None) -> float | None:
@@ -281,6 +295,8 @@ def _clauses(layer: LayerSummary) -> list[str]:
     if layer.weight_decay == 0:
         turns = "" if layer.by_gain else "its norm grows and it turns ever more slowly: "
         return [predicts, f"without weight decay {turns}there is no equilibrium"]
+    if layer.decay_rounds_away:
+        return [predicts, "its type rounds its decay away: there is no equilibrium"]
     if layer.angle_equilibrium is None:
         unknown = "its gain is not known to be positive: no equilibrium is stated"
         return [predicts, unknown if layer.by_gain else "with these settings there is no equilibrium"]
@@ -297,8 +313,10 @@ def gain_text(layer: LayerSummary) -> str:
         >>> at = dict.fromkeys(LayerSummary.__match_args__)
         >>> gain_text(LayerSummary(**at | {"gain": 23.4, "gain_error": 1.52}))
         '23.4 ± 1.5'
+        >>> gain_text(LayerSummary(**at | {"gain": 693.0, "gain_error": 132.0}))
+        '693 ± 132'
     """
-    return "" if layer.gain is None else f"{layer.gain:.3g} ± {layer.gain_error or math.nan:.2g}"
+    return "" if layer.gain is None else f"{plain(layer.gain, digits=3)} ± {plain(layer.gain_error or math.nan)}"
 
 
 def _why_no_gain(layer: LayerSummary) -> str:

@@ -17,7 +17,6 @@ from equilibria.diagnosis.run import SampledRun
 from equilibria.diagnosis.series import SETTINGS, Array, Series, effective_count
 from equilibria.errors import EquilibriaError
 from equilibria.records.tables import CHANGED_OUTSIDE, NOTES, STATES
-from equilibria.theory.equilibrium import ROUNDED_AWAY
 from equilibria.theory.identified import Identified
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule
 from equilibria.theory.settling import relaxation
@@ -54,7 +53,6 @@ class Layer:
             gradient varies widely in size.
         correlation: h~ / N if it is surely not 1: the gradients are correlated with the momentum.
         radial: mean pull of the gradient along the weight, in units of the weight decay, if it is surely not small.
-        rounding: relative change of the weight per step, by decay or update, if its type rounds that away; else None.
         changed_outside: share of the samples before which something other than the step changed the weight.
         controlled: whether a controller of ours acts on the run, such as `RescaleOnDecay`.
         angle_is_scheduled: whether one of them is `AngularSchedule`, which changes lr or weight decay all the time.
@@ -72,7 +70,6 @@ class Layer:
     variation: float | None
     correlation: float | None
     radial: float | None
-    rounding: float | None
     changed_outside: float
     controlled: bool
     angle_is_scheduled: bool
@@ -86,6 +83,11 @@ class Layer:
     def entries(self) -> float:
         """The number of its entries."""
         return _entries(self.entry)
+
+    @property
+    def rounding(self) -> float | None:
+        """Relative change of the weight per step, by decay or update, if its type rounds that away; else None."""
+        return self.summary.rounding
 
     @property
     def few(self) -> bool:
@@ -217,7 +219,6 @@ def layers_of(run: SampledRun, summaries: Sequence[LayerSummary]) -> list[Layer]
         _or_none(_variations(run, summaries)),
         _or_none(_correlations(late)),
         _or_none(_radials(late, run)),
-        _or_none(_roundings(run)),
         (taken.sums(outside) / np.maximum(taken.counts, 1)).tolist(),
         [bool(controllers := run.metadata.get("controllers", ()))] * len(taken.names),
         [any("delivered" in controller for controller in controllers)] * len(taken.names),
@@ -347,27 +348,6 @@ def _radial_scale(rule: Rule | None, entry: Mapping[str, Any]) -> tuple[float, f
     if isinstance(rule, AdamW):
         return math.sqrt(_entries(entry)), 1.0
     return math.nan, math.nan
-
-
-def _roundings(run: SampledRun) -> Array:
-    columns = run.taken.columns
-    coupled = np.repeat([isinstance(rule, SGD | AdamL2 | Identified) for rule in run.rules], run.taken.counts)
-    change = np.where(coupled, columns["angle_predicted"], columns["lr"] * columns["weight_decay"])
-    limits = np.array([_rounding_limit(rule, entry) for rule, entry in zip(run.rules, run.entries, strict=True)])
-    roundings = _nans(run.taken)
-    for layers, (changes,) in _known(run.taken, change=change).blocks("change"):
-        suspicious = np.min(changes, axis=1) < limits[layers]
-        layers, changes = layers[suspicious], changes[suspicious]
-        # The median: the end of a schedule that falls to zero is no reason for alarm.
-        typical = np.median(changes, axis=1)
-        roundings[layers] = np.where((typical > 0) & (typical < limits[layers]), typical, np.nan)
-    return roundings
-
-
-def _rounding_limit(rule: Rule | None, entry: Mapping[str, Any]) -> float:
-    if rule is None or rule.weight_decay == 0:
-        return math.nan
-    return ROUNDED_AWAY.get(str(entry.get("dtype")), math.nan)
 
 
 # ---- how findings name layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,9 +26,12 @@ from equilibria.diagnosis.series import (
 )
 from equilibria.errors import whole
 from equilibria.records.tables import GAIN_LAW, LAWS, NO_EQUILIBRIUM, SETTLED, SETTLING, STATES
+from equilibria.theory.equilibrium import ROUNDED_AWAY
+from equilibria.theory.identified import Identified
+from equilibria.theory.rules import SGD, AdamL2, Rule
 
 _TAIL, _LONGEST_TAIL = 0.05, 0.2  # of the highest lr since a jump, and of the samples since it
-_PACE = 5  # samples whose lr gives the pace of a schedule
+_PACE, _REGULAR = 4, 0.5  # changes of lr that give the pace of a schedule, and how far their distances may differ
 _ABOUT = 1.28  # factor of the angle from equilibrium up to which a layer with a measured gain may count as settled
 _OF_EQUILIBRIUM = (
     *("angle_equilibrium", "angle_vs_equilibrium", "norm_equilibrium", "norm_vs_equilibrium"),
@@ -94,7 +98,7 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     over_run = _rms(taken, taken.columns["angle"]).astype(np.float32)  # the last digits depend on the other layers
     table |= {"first_norm": _first(taken, "norm"), "angle_over_run": over_run.astype(np.float64)}
     invariant = run.invariant
-    runs_out = _lr_runs_out(_last_rows(taken, np.minimum(_PACE, taken.since_jump)))
+    runs_out = _lr_runs_out(taken, taken.last("steps_to_settle"))
     for name in ("steps_to_settle", "epochs_to_settle"):
         table[name][runs_out] = np.nan
     for name in _OF_A_LAW:  # the window may hold predictions from before that was known
@@ -107,9 +111,11 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     state = recent.last("state")
     # A window may hold equilibria from before a gain became unsure.
     unbalanced = (law == LAWS.index(GAIN_LAW)) & (state == STATES.index(NO_EQUILIBRIUM))
+    table["rounding"] = _roundings(run)
+    swallowed = np.isfinite(table["rounding"]) & ~_is_coupled(run)  # no decay acts: there is nothing to settle to
     for name in _OF_EQUILIBRIUM:
-        table[name][unbalanced] = np.nan
-    state = np.where(lawless & (state >= 0), STATES.index(NO_EQUILIBRIUM), state)
+        table[name][unbalanced | swallowed] = np.nan
+    state = np.where((lawless | swallowed) & (state >= 0), STATES.index(NO_EQUILIBRIUM), state)
     # The norm of a layer with a measured gain may pass its equilibrium while gradients still change.
     ratio = table["angle_vs_equilibrium"]
     turns_off = (law == LAWS.index(GAIN_LAW)) & ((ratio * _ABOUT < 1) | (ratio > _ABOUT))
@@ -138,7 +144,12 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
         "law": (
             None if code < 0 or void else LAWS[int(code)] for code, void in zip(law.tolist(), lawless, strict=True)
         ),
-        "budget": layer_budgets(run, recent),
+        "budget": (
+            None if lost else budget
+            for budget, lost in zip(layer_budgets(run, recent), swallowed.tolist(), strict=True)
+        ),
+        "decay_rounds_away": swallowed.tolist(),
+        "resolution": (ROUNDED_AWAY.get(str(entry.get("dtype"))) for entry in run.entries),
     }
     columns["no_gain"] = (
         None
@@ -305,15 +316,25 @@ def _first(recent: Series, name: str) -> Array:
     return np.where(recent.counts > 0, np.append(recent.columns[name], np.nan)[recent.first[:-1]], np.nan)
 
 
-def _lr_runs_out(recent: Series) -> Array:
+def _lr_runs_out(taken: Series, settling: Array) -> Array:
     """Whether lr falls steadily, and at a pace that would end at 0 before the layer could settle."""
-    moves = recent.sums(setting_changes(recent).astype(np.float64)) > recent.counts / 2
-    rises = np.diff(recent.columns["lr"], prepend=np.nan) > 0
-    rises[recent.first[:-1][recent.counts > 0]] = False
-    moves &= recent.sums(rises.astype(np.float64)) == 0
-    fall = _first(recent, "lr") - recent.last("lr")
-    pace = fall / np.maximum(recent.last("step") - _first(recent, "step"), 1)
-    return np.asarray(moves & (recent.last("steps_to_settle") * pace > recent.last("lr")))
+    rows = (taken.of(position) for position in range(len(taken.names)))
+    runs_out = (_ends_before(row["step"], row["lr"], wait) for row, wait in zip(rows, settling.tolist(), strict=True))
+    return np.fromiter(runs_out, dtype=bool, count=len(taken.names))
+
+
+def _ends_before(step: Array, lr: Array, wait: float) -> bool:
+    """Whether lr, which falls at every step or by steps of equal length such as epochs, would be 0 before so long."""
+    changes = np.flatnonzero(np.diff(lr))[-_PACE:] + 1
+    if len(changes) < _PACE or not np.all(np.diff(lr[[*(changes - 1), -1]]) < 0):
+        return False
+    begins = step[changes]
+    lengths = np.append(np.diff(begins), step[-1] - begins[-1])
+    usual = float(np.median(lengths[:-1]))
+    if np.any(np.abs(lengths[:-1] - usual) > _REGULAR * usual) or lengths[-1] > (1 + _REGULAR) * usual:
+        return False
+    pace = (lr[changes[0]] - lr[-1]) / (begins[-1] - begins[0])
+    return bool(wait * pace > lr[-1])
 
 
 def _rms(series: Series, values: Array) -> Array:
@@ -326,3 +347,37 @@ def _present(recent: Series) -> dict[str, Array]:
     for name in ("predicted", "equilibrium"):
         numbers[f"norm_vs_{name}"] = numbers["norm"] / numbers[f"norm_{name}"]
     return numbers
+
+
+# ---- rounding
+
+
+def _is_coupled(run: SampledRun) -> Array:
+    """Whether the decay of each parameter is part of its update, and rounded with it."""
+    return np.array([isinstance(rule, SGD | AdamL2 | Identified) for rule in run.rules])
+
+
+def _roundings(run: SampledRun) -> Array:
+    """Relative change per step, by decay or (coupled) update, of the layers whose type rounds that away; else NaN."""
+    columns = run.taken.columns
+    change = np.where(
+        np.repeat(_is_coupled(run), run.taken.counts),
+        columns["angle_predicted"],
+        columns["lr"] * columns["weight_decay"],
+    )
+    limits = np.array([_rounding_limit(rule, entry) for rule, entry in zip(run.rules, run.entries, strict=True)])
+    known = run.taken.only(change=change).where(np.isfinite(change))
+    roundings = np.full(len(run.taken.names), np.nan)
+    for layers, (changes,) in known.blocks("change"):
+        suspicious = np.min(changes, axis=1) < limits[layers]
+        layers, changes = layers[suspicious], changes[suspicious]
+        # The median: the end of a schedule that falls to zero is no reason for alarm.
+        typical = np.median(changes, axis=1)
+        roundings[layers] = np.where((typical > 0) & (typical < limits[layers]), typical, np.nan)
+    return roundings
+
+
+def _rounding_limit(rule: Rule | None, entry: Mapping[str, Any]) -> float:
+    if rule is None or rule.weight_decay == 0:
+        return math.nan
+    return ROUNDED_AWAY.get(str(entry.get("dtype")), math.nan)

@@ -15,14 +15,16 @@ from numpy.typing import NDArray
 
 from equilibria.diagnosis.assumptions import failing, predicted_layers
 from equilibria.diagnosis.gradient_size import late_from, near_interpolation
+from equilibria.diagnosis.layer_summary import LayerSummary
 from equilibria.diagnosis.metadata import rule_from_metadata
 from equilibria.diagnosis.run import SampledRun as SortedRun
 from equilibria.diagnosis.run import decays, sampled_run
 from equilibria.diagnosis.series import SETTINGS
+from equilibria.diagnosis.summary import summarise_run
 from equilibria.errors import EquilibriaError, whole
 from equilibria.findings import counted
 from equilibria.records import read_record
-from equilibria.records.tables import CHANGED_OUTSIDE, GAIN_LAW, INVARIANT_LAW, NOTES, RESCALED, SETTLED
+from equilibria.records.tables import CHANGED_OUTSIDE, GAIN_LAW, INVARIANT_LAW, NOT_FINITE, NOTES, RESCALED, SETTLED
 from equilibria.theory._reals import Array
 from equilibria.theory.identified import Identified
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
@@ -153,8 +155,10 @@ def read_layers(run: RunLike, *, before: int | None = None) -> RecordedLayers:
     recorded = _members(sorted_run)
     laws: dict[str, str] = {}
     refused: dict[str, str] = {}
-    for (name, entry, columns), invariant in zip(recorded, sorted_run.invariant, strict=True):
-        law, reason = _law(entry, columns, last_step, invariant=invariant)
+    summaries = summarise_run(sorted_run)
+    is_lost = sorted_run.series.last("note") == NOTES.index(NOT_FINITE)
+    for (name, entry, columns), layer, lost in zip(recorded, summaries, is_lost.tolist(), strict=True):
+        law, reason = ("", "no longer finite") if lost else _law(entry, columns, last_step, layer)
         if reason:
             refused[name] = reason
         else:
@@ -244,15 +248,17 @@ def as_run(run: RunLike) -> RunWithSamples:
     return run
 
 
-def _law(
-    entry: Mapping[str, Any], columns: Mapping[str, Any], last_step: int, *, invariant: bool | None
-) -> tuple[str, str]:
+def _law(entry: Mapping[str, Any], columns: Mapping[str, Any], last_step: int, layer: LayerSummary) -> tuple[str, str]:
     """The law that a layer is forecast by, and why it cannot be; "" if it can."""
-    count, step = len(columns["step"]), columns["step"]
+    count, step, invariant = len(columns["step"]), columns["step"], layer.invariant
     if not entry.get("rule"):
         return "", str(entry.get("no_law") or "the record does not name its optimizer")
     if not count:
         return "", "no sample of a step that was taken"
+    if layer.idle is not None:
+        return "", layer.idle
+    if layer.decay_rounds_away:
+        return "", "its type rounds its weight decay away, so that it has no equilibrium"
     fitted = step >= late_from(step[0], step[-1])
     if np.count_nonzero(fitted) < LEAST_SAMPLES:
         return "", _too_few(count, int(np.count_nonzero(fitted)))
@@ -285,9 +291,8 @@ def _without_gain(entry: Mapping[str, Any], columns: Mapping[str, Any], rule: Ru
         if invariant is None:
             return "undecided whether it is scale-invariant: label it, eq.watch(..., invariant=eq.symmetries(...))"
         looks = "is not" if entry.get("invariant") is not None else "does not look"
-        return (
-            f"{looks} scale-invariant, and no law gives the size of its gradient, which {type(rule).__name__} follows"
-        )
+        name = "Adam" if isinstance(rule, AdamL2) else type(rule).__name__
+        return f"{looks} scale-invariant, and no law gives the size of its gradient, which {name} follows"
     if len(entry.get("shape", ())) < 2:
         return "it is not known to be a matrix" if "shape" not in entry else "a vector has no steady growth gain"
     if not columns["weight_decay"][-1] > 0:

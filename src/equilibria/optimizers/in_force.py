@@ -312,7 +312,7 @@ def decay_in_low_precision(optimizer: Any, group: Group) -> Finding | None:
         f"step in this type (measured on a copy of {name} over {_LOW_PRECISION_STEPS} steps)",
         "keep the weights in float32 and compute in 16 bits (torch.autocast), or round at random",
         "",
-        kind="not_in_force",
+        kind="rounded_away",
     )
 
 

@@ -90,8 +90,10 @@
     name.scope = "row";
     name.textContent = run.name;
     row.append(name);
-    const last = (values) => { const value = values.findLast((entry) => entry !== null); return value === undefined ? "–" : String(Number(value.toPrecision(3))); };
-    for (const words of [count(Math.round(run.x.at(-1))), ...["angle", "angle_predicted", "angle_equilibrium", "ratio", "norm"].map((kind) => last(run[kind]))]) {
+    const measured = run.angle.findLastIndex((value) => value !== null); // all values of a row are of one step
+    const last = measured < 0 ? run.x.length - 1 : measured;
+    const shown = (value) => value === null ? "–" : String(Number(value.toPrecision(3)));
+    for (const words of [count(Math.round(run.x[last])), ...["angle", "angle_predicted", "angle_equilibrium", "ratio", "norm"].map((kind) => shown(run[kind][last]))]) {
       const cell = document.createElement("td");
       cell.textContent = words;
       row.append(cell);

@@ -388,8 +388,14 @@ class WatchedRun:
 
         summaries, diagnosed = summarise_and_diagnose(samples, metadata=self.metadata, metrics=self.metrics())
         about_sharpness = self._tracker.findings() if self._tracker else ()
-        about_watching = self._monitor.findings_about_watching()
-        return summaries, warnings_first((*about_watching, *diagnosed, *about_sharpness))
+        kinds = {finding.kind for finding in diagnosed}
+        # A trial before training and the samples of it may both show that rounding swallows the decay.
+        before = [
+            finding
+            for finding in self._monitor.findings_about_watching()
+            if finding.kind != "rounded_away" or finding.kind not in kinds
+        ]
+        return summaries, warnings_first((*before, *diagnosed, *about_sharpness))
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
         """Write everything as one HTML page that needs no network.

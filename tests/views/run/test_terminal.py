@@ -316,3 +316,22 @@ def test_lines_that_need_no_folding_are_those_of_rich(gap):
 @pytest.mark.parametrize(("name", "width"), [("layer1.0.conv1", 20), ("сеть", 80)])
 def test_rich_folds_what_does_not_fit_and_measures_wide_characters(name, width):
     assert terminal._lines({"layer": [name], "state": ["settled"]}, gap=2, width=width) is None
+
+
+def test_many_kinds_in_mixed_states_keep_the_equilibrium_at_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    layers = [
+        dataclasses.replace(
+            LAYER,
+            name=f"blocks.{block}.attention.{kind}.weight",
+            angle_vs_predicted=0.94 + 0.01 * block,
+            law="measured gain",
+            gain=1.0,
+            state="settling" if block % 3 else "none",
+        )
+        for kind in ("query", "key", "value", "out")
+        for block in range(24)
+    ]
+    table = str(run_table(layers, findings=()))
+    assert "equilibrium" in table.split("root mean square")[0].split("layer ")[-1]
+    assert table.count("mostly settling") == 4 and max(map(len, table.splitlines())) <= 80

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from statistics import median
 
+from equilibria.diagnosis.faults import OVER
 from equilibria.diagnosis.layer_summary import LEAST_WINDOW, LayerSummary
 from equilibria.diagnosis.metadata import three_digits
 from equilibria.diagnosis.siblings import (
@@ -156,10 +157,10 @@ def _time_to_settle(layers: Sequence[LayerSummary]) -> str:
 
 
 def headline_and_details(layers: Sequence[LayerSummary], findings: Sequence[Finding]) -> tuple[str, str]:
-    """`run_headline` and `run_details`; of a run that diverged the headline says so, and the rest follows it."""
+    """`run_headline` and `run_details`; if the run is over, diverged or not finite, the headline says so first."""
     headline, details = run_headline(layers), run_details(layers)
-    diverged = next((finding for finding in findings if finding.kind == "diverged"), None)
-    return (headline, details) if diverged is None else (sentence_case(diverged.subject), f"{headline}. {details}")
+    over = next((finding for finding in findings if finding.kind in OVER), None)
+    return (headline, details) if over is None else (sentence_case(over.subject), f"{headline}. {details}")
 
 
 # ---- how fast blocks and layers turn
@@ -243,7 +244,8 @@ def _unlike_layers(kinds: Sequence[Siblings], blocks: Collection[str]) -> str:
 
 
 def _turn(layers: Sequence[LayerSummary]) -> str:
-    return f"{'turns' if len(layers) == 1 else 'turn'} {_angles(layers)} per step{_steps(layers)}"
+    rounds = ", no more than rounding makes" if all(layer.turns_by_rounding for layer in layers) else ""
+    return f"{'turns' if len(layers) == 1 else 'turn'} {_angles(layers)} per step{_steps(layers)}{rounds}"
 
 
 def _angles(layers: Sequence[LayerSummary]) -> str:
@@ -372,7 +374,7 @@ def _off(layers: Sequence[LayerSummary]) -> str:
 
 def _maybe_off(layers: Sequence[LayerSummary]) -> str:
     off, why = _off(layers), "too few samples to be sure"
-    return f"{off[:-1]}; {why})" if off.endswith(")") else f"{off} ({why})"
+    return f"{off[:-1]}; {why})".replace("are off", "may be off", 1) if len(layers) > 1 else f"{off} ({why})"
 
 
 def _distance(ratio: float) -> str:
