@@ -173,9 +173,8 @@ def _derivation(claim: Claim) -> str:
 
 def _missing(there: set[str]) -> str:
     """The experiments without a result; nothing if all have one."""
-    lacking = [registry.load(name) for name in registry.MODULES if name not in there]
-    scales = ["" if "desk" in experiment.scales else " --scale paper" for experiment in lacking]
-    lines = [f"- `equilibria reproduce {each.id}{scale}`" for each, scale in zip(lacking, scales, strict=True)]
+    lacking = [name for name in registry.MODULES if name not in there]
+    lines = [f"- `equilibria reproduce {name}{' --scale paper' * (name in registry.PRESETS)}`" for name in lacking]
     return "\n".join(["## No results here yet", "", *lines, ""]) if lines else ""
 
 
