@@ -113,7 +113,7 @@ between measurements are ours.
 {notes}
 """
 NOTES = (
-    "ImageNet is read from its pictures (`equilibria.lab.data.imagenet`): windows of random size of the whole picture.\n"
+    "ImageNet is read from its pictures (`equilibria.lab.data.imagenet`): windows of random size of whole pictures.\n"
     "  Validation: shorter side to 256, the middle 224 pixels, and running averages.",
     "A batch is cut into the images that one BatchNorm sees, one part after the other: the gradients of that many\n"
     "  workers. Several processes of `torch.distributed` can share a batch ([how](#several-gpus)); a test compares\n"

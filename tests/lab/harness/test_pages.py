@@ -72,7 +72,9 @@ def test_a_result_of_other_settings_or_code_is_marked_in_the_gallery(now, marks,
 def test_a_folder_without_results_says_what_is_missing(tmp_path):
     page = results_page(open_results(tmp_path / "none"))
     assert "**No results yet.**" in page and "## Papers" not in page and "0 of 0" not in page
-    assert all(f"- `equilibria reproduce {name}`\n" in page for name in registry.MODULES)
+    for name in registry.MODULES:
+        scale = " --scale paper" if name in registry.PRESETS else ""
+        assert f"- `equilibria reproduce {name}{scale}`\n" in page
 
 
 def test_a_claim_without_a_paper_is_worded_in_english(tmp_path):

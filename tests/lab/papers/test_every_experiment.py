@@ -34,6 +34,7 @@ LONG = {
     "explr-v2",
     "nrq-equilibrium",
     "nrq-escape",
+    "nrq-imagenet",
     "nrq-initialization",
     "nrq-networks",
     "sharp-ablations",
@@ -75,7 +76,13 @@ def test_ids_and_scales_are_as_the_command_line_promises():
     assert experiments()
     for name, experiment in experiments().items():
         assert re.fullmatch(r"[a-z]+-[a-z0-9-]+", name) and experiment.id == name
-        assert {"smoke", "desk"} <= set(experiment.scales)
+        assert "smoke" in experiment.scales and ("desk" in experiment.scales) == (name not in registry.PRESETS)
+
+
+def test_a_group_leaves_out_experiments_without_the_scale():
+    assert "nrq-imagenet" not in [experiment.id for experiment in find(["networks"], scale="desk")]
+    assert "nrq-imagenet" in [experiment.id for experiment in find(["networks"], scale="paper")]
+    assert [experiment.id for experiment in find(["nrq-imagenet"], scale="desk")] == ["nrq-imagenet"]
 
 
 def test_the_table_of_modules_is_complete_and_right():

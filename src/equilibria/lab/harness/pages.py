@@ -173,7 +173,8 @@ def _derivation(claim: Claim) -> str:
 
 def _missing(there: set[str]) -> str:
     """The experiments without a result; nothing if all have one."""
-    lines = [f"- `equilibria reproduce {name}`" for name in registry.MODULES if name not in there]
+    lacking = [name for name in registry.MODULES if name not in there]
+    lines = [f"- `equilibria reproduce {name}{' --scale paper' * (name in registry.PRESETS)}`" for name in lacking]
     return "\n".join(["## No results here yet", "", *lines, ""]) if lines else ""
 
 

@@ -60,6 +60,8 @@ MODULES = {
     "eq-optimizers": "beyond.optimizers",
     "eq-transformer": "beyond.transformer",
 }
+PRESETS = frozenset({"nrq-imagenet"})
+"""Experiments without a desk scale."""
 ALL = "all"
 GROUPS = (ALL, *KINDS)
 """Words that stand for several experiments."""
