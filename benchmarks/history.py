@@ -197,8 +197,8 @@ def _said(judged: object, name: str) -> str:
 
 PAGE = """# Nightly trainings: what `equilibria history` finds
 
-Three small networks, {steps} steps a night, {healthy} healthy nights each with another seed, and {faults} faults, each in
-a night after the first {after} healthy ones. Written by `python benchmarks/history.py --judged` (a quarter of an hour).
+Three small networks, {steps} steps a night, {healthy} healthy nights each with another seed, and {faults} faults, each
+in a night after the first {after} healthy ones. Written by `python benchmarks/history.py --judged` (minutes).
 
 - **Healthy nights out of their band: {false} of {judged}** (limit: one in fifty).
 - **Faults found: {found} of {planted}** (goal: nine in ten). A fault that changes no angle, norm or loss spike is not
