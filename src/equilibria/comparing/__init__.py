@@ -8,6 +8,6 @@
 from __future__ import annotations
 
 from equilibria.comparing._history import Departure, History, JudgedRun, history
-from equilibria.comparing._settings import SettingChange
+from equilibria.comparing._setting_changes import SettingChange
 
 __all__ = ["Departure", "History", "JudgedRun", "SettingChange", "history"]

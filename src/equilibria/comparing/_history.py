@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from equilibria._display import Printable, renderer
 from equilibria.comparing._bands import Departures, departures, unusual_count
-from equilibria.comparing._settings import SettingChange, setting_changes
+from equilibria.comparing._setting_changes import SettingChange, setting_changes
 from equilibria.diagnosis import faults
 from equilibria.diagnosis.run import sampled_run
 from equilibria.diagnosis.spikes import spikes
