@@ -29,6 +29,7 @@ ORDER = [
     "diagnosis",
     "planning",
     "forecasting",
+    "comparing",
     "tensors",
     "objectives",
     "symmetry",

@@ -20,7 +20,7 @@ from equilibria.comparing._differences import (
     START,
     Differences,
 )
-from equilibria.comparing._settings import SettingDifference, clipped_at, entry, rounds
+from equilibria.comparing._settings import SettingDifference, clipped_at, entry, looks_invariant, rounds
 from equilibria.diagnosis.run import SampledRun
 from equilibria.findings import counted, joined, percent, plain, rounded
 from equilibria.theory._reals import Array
@@ -28,8 +28,11 @@ from equilibria.theory._reals import Array
 CLIPPING, ROUNDING, FROZEN = "clipping", "rounding", "frozen"
 _MEASURED = (SIZE, ALIGNMENT, START, CLIPPING, ROUNDING)
 _WINDOWS = 16  # over whose means the size of a cause is measured
-_SCATTERS = 2.0  # times the scatter within the runs that a measured cause must exceed
-_LEAST_MEASURED, _LEAST_SET = 0.05, 0.01  # root mean square of a logarithm, from which a cause is claimed
+_SCATTERS = 1.2  # times the scatter within the runs that a measured cause must exceed
+# Root mean square of a logarithm from which a cause is claimed. 1.5 times what another seed did to a layer in trials,
+# scale-invariant or not; what it did to all layers together; the least of any measured cause, and of a setting.
+_FLOOR_OF_INVARIANT, _FLOOR, _LEAST_COMMON = 0.075, 0.2, 0.06
+_LEAST_MEASURED, _LEAST_SET = 0.05, 0.01
 _INITIAL = 5.0  # standard deviations of a random initial norm
 _AT_REST = math.log(10)  # what a layer counts that turns in one run only: its logarithm is infinite
 _ACTS = 0.5  # share of a cause's largest part from which a stretch counts as one in which it acts
@@ -79,17 +82,16 @@ def ranked_causes(
     count = len(parts.names) + len(still)
     share = math.sqrt(len(parts.names) / count)
     causes = [_frozen(still, count)] if still else []
+    floors = np.where([looks_invariant(b, name) for name in parts.names], _FLOOR_OF_INVARIANT, _FLOOR)
     for row, name in enumerate(parts.causes):
         part = parts.angle_parts[row]
-        size, scatter = _size(part), _scatter(part)
+        size = _size(part)
         shown = _renamed(name, parts, a, b)
         if name == START and not _beyond_initial(parts, a):
             continue
-        if shown in _MEASURED:
-            size = math.sqrt(max(size**2 - scatter**2, 0.0))
-            if size < max(_LEAST_MEASURED, _SCATTERS * scatter if name != START else 0.0):
-                continue
-        if size < _LEAST_SET:
+        if name in (SIZE, ALIGNMENT):
+            size = _beyond_scatter(part, floors)
+        if size < (_LEAST_MEASURED if shown in _MEASURED else _LEAST_SET):
             continue
         layers = _affected(part, parts.names)
         words = _sentence(shown, parts, row, layers, a, b, settings)
@@ -107,11 +109,29 @@ def _size(part: Array) -> float:
     return math.sqrt(float(np.mean(windows(part) ** 2)))
 
 
-def _scatter(part: Array) -> float:
-    """Root mean square of a window's mean that the scatter from stretch to stretch leaves."""
+def _beyond_scatter(part: Array, floors: Array) -> float:
+    """Root mean square of what exceeds the scatter from stretch to stretch; 0 if another seed may do as much.
+
+    Other seeds change every layer in a way of its own, by up to two thirds of ``floors`` in trial pairs; other data,
+    labels or batches change many layers, or all of them together.
+    """
+    means, course = windows(part), part.mean(axis=1)
+    scatter_sq = _scatter_sq(part)
+    own_sq = np.maximum(np.mean(means**2, axis=0) - scatter_sq, 0.0)
+    size = math.sqrt(float(own_sq.mean()))
+    apart = float(np.mean(own_sq / floors**2)) >= 1 and size >= _SCATTERS * math.sqrt(float(scatter_sq.mean()))
+    between = float(np.mean(means.var(axis=1, ddof=1))) / len(floors) if len(floors) > 1 else 0.0
+    chance_sq = between + float(_scatter_sq(course))
+    common = math.sqrt(max(float(np.mean(means.mean(axis=1) ** 2)) - chance_sq, 0.0))
+    together = common >= max(_LEAST_COMMON, _SCATTERS * math.sqrt(chance_sq))
+    return size if apart or together else 0.0
+
+
+def _scatter_sq(part: Array) -> Array:
+    """Variance of a window's mean by the scatter from stretch to stretch, over time."""
     if len(part) < 3:
-        return 0.0
-    return math.sqrt(float(np.mean(np.diff(part, axis=0) ** 2)) / 2 / max(len(part) / _WINDOWS, 1.0))
+        return np.zeros(part.shape[1:])
+    return np.asarray(np.mean(np.diff(part, axis=0) ** 2, axis=0) / 2 / max(len(part) / _WINDOWS, 1.0))
 
 
 def _beyond_initial(parts: Differences, a: SampledRun) -> bool:
@@ -156,7 +176,8 @@ _DOES = {
     ROUNDING: "the number format of the weights, which rounds updates",
 }
 _MEASURED_WORDS = (
-    "measured, and no recorded setting: other data, labels or batches, or a consequence of the causes above"
+    "measured, and no recorded setting: other data, labels or batches, a course that other seeds do not take, or a "
+    "consequence of another cause"
 )
 
 
@@ -210,14 +231,15 @@ def _evidence(
     if name == CLIPPING:
         limits = [clipped_at(run) for run in (a, b)]
         words = ["not clipped" if limit is None else f"clipped at {rounded(limit)}" for limit in limits]
-        return f"by the lengths of all watched gradients A looks {words[0]}, B {words[1]}; includes what else their size does"
+        return f"by the length of all watched gradients A looks {words[0]}, B {words[1]}; with all that sets their size"
     if name == ROUNDING:
         formats = [entry(run, parts.names[0]).get("dtype") for run in (a, b)]
         return f"weights are {formats[0]} in A and {formats[1]} in B; includes what else alignment does"
     if name == RESCALING:
-        return "; ".join(
-            each.sentence(len(parts.names)) for each in settings if each.name == "controllers"
-        ) or "norms changed between steps"
+        return (
+            "; ".join(each.sentence(len(parts.names)) for each in settings if each.name == "controllers")
+            or "norms changed between steps"
+        )
     if name == SKIPPED:
         shares = [float(1 - run.taken.mean()) for run in parts.inputs]
         return f"{percent(shares[0])} of the steps in A and {percent(shares[1])} in B"
@@ -237,5 +259,3 @@ def _frozen(still: Mapping[str, tuple[bool, bool]], count: int) -> Cause:
     size = _AT_REST * math.sqrt(len(still) / count)
     words = f"frozen: {'; '.join(sentences)} ({counted(len(still), 'layer')} of {count:,})"
     return Cause(FROZEN, True, size, math.nan, math.nan, tuple(still), words)
-
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.comparing._causes import Cause, windows
-from equilibria.comparing._differences import DECAY, LR, MOMENTUM, START, Differences
-from equilibria.comparing._settings import entry
+from equilibria.comparing._causes import CLIPPING, ROUNDING, Cause, windows
+from equilibria.comparing._differences import ALIGNMENT, DECAY, LR, MOMENTUM, SIZE, START, Differences
+from equilibria.comparing._settings import entry, looks_invariant
 from equilibria.diagnosis.metadata import short, three_digits
 from equilibria.diagnosis.run import SampledRun
 from equilibria.findings import joined, percent
@@ -22,8 +22,8 @@ from equilibria.theory._reals import Array
 _SETTABLE = (LR, DECAY, MOMENTUM, START)
 _ABOUT_AS_GOOD = 0.1  # of the gap without a change: what a larger change must gain
 _WORTH_IT = 0.3  # share of the gap that a change must close
-_POINTS, _SAMPLES = 200, 4  # of the curve of angles, and samples in a point
-_CLOSE, _MOST_CORNERS = 0.02, 24  # relative error and number of the points of a printed curve
+_POINTS, _SAMPLES = 100, 4  # of the curve of angles, and samples in a point
+_CLOSE, _MOST_CORNERS = 0.05, 32  # relative error and number of the points of a printed curve
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ class AngleCurve:
 
     @property
     def code(self) -> str:
-        """A function of the step, to within 2 %, as text."""
+        """A function of the step, close to these points, as text."""
         return _function(self.step, self.angle)
 
 
@@ -55,7 +55,7 @@ class Change:
 
     Attributes:
         causes: the causes that it removes; empty if no setting does it and the angle itself is scheduled.
-        closes: share of the difference of the angles (root mean square of logarithms, over layers and time) that the
+        closes: share of what all claimed causes make (root mean square of logarithms, over layers and time) that the
             recursion says it closes; NaN for a schedule of the angle.
         code: the settings, in lines to paste into B's script after its optimizer is made.
         schedule: the call that gives the scale-invariant layers A's angles, whatever the cause; "" without such layers.
@@ -70,10 +70,12 @@ class Change:
     def sentence(self) -> str:
         """What it does."""
         if not self.causes:
-            return "no setting of the optimizer gives B the angles of A; a schedule of the angle does, where it is shown"
+            return (
+                "no setting of the optimizer gives B the angles of A; a schedule of the angle does, where it is shown"
+            )
         return (
             f"{joined(list(self.causes))} of A in B: by the recursion this closes {percent(max(self.closes, 0.0))} of "
-            "the difference of the angles"
+            "what the causes above make"
         )
 
 
@@ -82,8 +84,11 @@ def smallest_change(parts: Differences, causes: Sequence[Cause], a: SampledRun, 
     if not causes:
         return None
     claimed = {cause.name for cause in causes}
-    free = [row for row, name in enumerate(parts.causes) if name in _SETTABLE and name in claimed]
-    gaps = {chosen: _gap(parts, chosen) for size in range(len(free) + 1) for chosen in combinations(free, size)}
+    stands_for = {CLIPPING: SIZE, ROUNDING: ALIGNMENT}
+    claimed |= {stands_for[name] for name in claimed if name in stands_for}
+    target = [row for row, name in enumerate(parts.causes) if name in claimed]
+    free = [row for row in target if parts.causes[row] in _SETTABLE]
+    gaps = {chosen: _gap(parts, chosen, target) for size in range(len(free) + 1) for chosen in combinations(free, size)}
     best, without = min(gaps.values()), gaps[()]
     enough = best + _ABOUT_AS_GOOD * without
     chosen = min((each for each in gaps if gaps[each] <= enough), key=lambda each: (len(each), gaps[each]))
@@ -98,11 +103,10 @@ def smallest_change(parts: Differences, causes: Sequence[Cause], a: SampledRun, 
     return Change(names, closes, "\n".join(lines), schedule)
 
 
-def _gap(parts: Differences, chosen: Iterable[int]) -> float:
-    """Root mean square of the log ratio that is left."""
-    angle = parts.played.angle
-    left = windows(angle[-1] - angle[sum(2**row for row in chosen)])
-    return math.sqrt(float(np.mean(left**2)))
+def _gap(parts: Differences, chosen: Sequence[int], target: Sequence[int]) -> float:
+    """Root mean square of the log ratio that is left between two coalitions."""
+    first, second = (sum(2**row for row in rows) for rows in (chosen, target))
+    return math.sqrt(float(np.mean(windows(parts.played.angle[second] - parts.played.angle[first]) ** 2)))
 
 
 # ---- settings as code
@@ -204,7 +208,7 @@ _WRITERS: dict[str, Callable[[Differences, SampledRun, SampledRun], list[str]]] 
 
 def angle_curve(run: SampledRun, names: Sequence[str]) -> AngleCurve:
     """The angle per step of a run, root mean square over those of the layers that are scale-invariant, else all."""
-    invariant = [name for name in names if run.invariant[run.series.names.index(name)]]
+    invariant = [name for name in names if looks_invariant(run, name)]
     layers = invariant or list(names)
     rows = [run.taken.of(run.taken.names.index(name)) for name in layers]
     step, angle = (np.concatenate([each[key] for each in rows]) for key in ("step", "angle"))
@@ -218,7 +222,7 @@ def angle_curve(run: SampledRun, names: Sequence[str]) -> AngleCurve:
 
 
 def _schedule(run: SampledRun, names: Sequence[str]) -> str:
-    invariant = [name for name in names if run.invariant[run.series.names.index(name)]]
+    invariant = [name for name in names if looks_invariant(run, name)]
     if not invariant:
         return ""
     curve, listed = angle_curve(run, names), ", ".join(f'"{name}"' for name in invariant)

@@ -125,16 +125,16 @@ class Explanation:
         return self._curve
 
     def __repr__(self) -> str:
-        shown: Printable = renderer("explanation.tables.explanation_table")(self)
+        shown: Printable = renderer("explanation.explanation_table")(self)
         return shown.text
 
     def _repr_html_(self) -> str:
-        shown: Printable = renderer("explanation.tables.explanation_table")(self)
+        shown: Printable = renderer("explanation.explanation_table")(self)
         return shown.html
 
     def table(self) -> Printable:
         """Causes, layers, settings and logged numbers."""
-        shown: Printable = renderer("explanation.tables.explanation_table")(self)
+        shown: Printable = renderer("explanation.explanation_table")(self)
         return shown
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
@@ -144,7 +144,7 @@ class Explanation:
             path: the file to write; an existing page is replaced.
             title: shown above the headline.
         """
-        written: Path = renderer("explanation.page.write_explanation")(self, path, title=title)
+        written: Path = renderer("explanation.write_explanation")(self, path, title=title)
         return written
 
 

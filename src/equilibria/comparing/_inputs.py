@@ -1,4 +1,4 @@
-"""What the recursion of angles takes from a run: settings, gradients and alignment of every layer over stretches of steps.
+"""What the recursion of angles takes from a run: settings, gradients and alignment of its layers over stretches.
 
     angle = lr u / ||w||^p,      change of ln ||w||^2 = -2 eps + G angle^2      per step
 
@@ -123,13 +123,14 @@ def _of_layer(
     steps = np.diff(edges).astype(np.float64)
     place = np.searchsorted(edges, columns["step"], side="right") - 1
     inside = (place >= 0) & (place < len(steps))
-    moves = inside & ~columns["skipped"] & (columns["lr"] > 0) & np.isfinite(columns["angle"] * columns["norm"])
+    skipped = columns["skipped"].astype(bool)
+    moves = inside & ~skipped & (columns["lr"] > 0) & np.isfinite(columns["angle"] * columns["norm"])
     every, taken = _Means(place, inside, len(steps)), _Means(place, moves, len(steps))
     norm_sq, angle_sq = columns["norm"] ** 2, columns["angle"] ** 2
     lr_sq, angle_sq_mean = taken(columns["lr"] ** 2), taken(angle_sq)
     lr, wd = np.sqrt(lr_sq), taken(columns["weight_decay"])
     lr = np.where(np.isnan(lr), every(columns["lr"]), lr)
-    share = every((~columns["skipped"]).astype(np.float64))
+    share = every(np.where(skipped, 0.0, 1.0))
     a = np.nan_to_num(taken(columns["momentum"]))
     law = _momentum_law(rule, a)
     in_force = taken(columns["decay"])
@@ -218,7 +219,7 @@ def _log_norms(
 
 
 def filled(a: Inputs, b: Inputs) -> tuple[Inputs, Inputs]:
-    """Both runs without gaps: from the nearest stretch, else from the other run, whose input then makes no difference."""
+    """Both runs without gaps: from the nearest stretch, else from the other run: that input then differs nowhere."""
     values: dict[str, tuple[Array, Array]] = {}
     for name in NAMES:
         first, second = (_from_neighbours(getattr(run, name)) for run in (a, b))

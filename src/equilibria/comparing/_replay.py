@@ -37,7 +37,7 @@ def coalitions(count: int) -> NDArray[np.bool_]:
         >>> coalitions(2).tolist()
         [[False, False], [True, False], [False, True], [True, True]]
     """
-    return (np.arange(2**count)[:, np.newaxis] >> np.arange(count)) % 2 == 1
+    return np.asarray((np.arange(2**count)[:, np.newaxis] >> np.arange(count)) % 2 == 1)
 
 
 def replay(

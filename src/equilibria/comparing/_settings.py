@@ -55,13 +55,18 @@ def setting_differences(a: SampledRun, b: SampledRun, names: Sequence[str]) -> t
     for name, value in _OF_RUN.items():
         pair = value(a), value(b)
         if pair[0] != pair[1]:
-            found.append(SettingDifference(name, *(word or "not recorded" for word in pair)))
+            found.append(SettingDifference(name, pair[0] or "not recorded", pair[1] or "not recorded"))
     return tuple(each for each in found if each.a and each.b)
 
 
 def entry(run: SampledRun, layer: str) -> Mapping[str, Any]:
     """What the metadata say about a layer."""
     return run.entries[run.series.names.index(layer)]
+
+
+def looks_invariant(run: SampledRun, layer: str) -> bool:
+    """Whether a layer is scale-invariant by its label, or looks so."""
+    return bool(run.invariant[run.series.names.index(layer)])
 
 
 def frozen_names(run: SampledRun) -> tuple[str, ...]:
@@ -119,7 +124,9 @@ def _course(values: Array) -> str:
     """A setting over the run: one number, or its first, largest and last one."""
     if not len(values):
         return ""
-    first, last, most, least = (three_digits(float(each)) for each in (values[0], values[-1], values.max(), values.min()))
+    first, last, most, least = (
+        three_digits(float(each)) for each in (values[0], values[-1], values.max(), values.min())
+    )
     if most == least:
         return first
     turn = most if most not in (first, last) else least if least not in (first, last) else ""

@@ -17,7 +17,6 @@ earlier samples, from a norm that is up to eight batches old.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -265,7 +264,9 @@ class GainPredictor:
 
 
 def _advanced(state: Array, fed: Array, stretch: _Stretch, power: int) -> Array:
-    return advance_by_gain(state, fed, decay=stretch.decay, lr_sq=stretch.lr_sq, power=power) if stretch.steps else state
+    return (
+        advance_by_gain(state, fed, decay=stretch.decay, lr_sq=stretch.lr_sq, power=power) if stretch.steps else state
+    )
 
 
 def _stretch(rules: Sequence[Rule], in_force: Array | float) -> _Stretch:
