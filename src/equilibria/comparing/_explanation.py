@@ -97,11 +97,12 @@ class Explanation:
         where = f"over steps {self.first_step:,}-{self.last_step:,}, mean of {counted(len(self.layers), 'layer')}"
         if not self.causes:
             return (
-                f"no difference larger than the scatter of runs: A turns {plain(ratio, digits=3)} times as far as B "
-                f"{where}"
+                "no cause of a difference is larger than the scatter of runs: A turns "
+                f"{plain(ratio, digits=3)} times as far as B {where}"
             )
-        named = joined([cause.name for cause in self.causes], most=3)
-        return f"A turns {plain(ratio, digits=3)} times as far as B {where}: {named}"
+        first, *others = (cause.name for cause in self.causes)
+        more = f", then {joined(others, most=3)}" if others else ""
+        return f"A turns {plain(ratio, digits=3)} times as far as B {where}; the largest cause is {first}{more}"
 
     @property
     def sentences(self) -> tuple[str, ...]:

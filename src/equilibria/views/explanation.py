@@ -122,13 +122,6 @@ def _cells(layer: LayerDifference, shown: Sequence[str]) -> list[str]:
     return [layer.name, *map(_factor, factors)]
 
 
-_STYLE = """
-.picture svg { max-width: 100%; height: auto; width: 44rem; }
-.picture { overflow-x: auto; }
-ol.causes li { margin: 0.6rem 0; max-width: 54rem; overflow-wrap: anywhere; }
-pre { padding: 0.8rem 1rem; background: var(--card); border-radius: 6px; overflow-x: auto; font-size: 0.88rem; }
-"""
-
 _BODY = """<p class="deck">$deck</p>
 <dl class="settings">
 $settings
@@ -146,7 +139,7 @@ def explanation_document(result: Explanation, *, title: str | None = None) -> st
     return still_document(
         _BODY,
         title=shown,
-        style=_STYLE,
+        style="",
         headline=text(sentence_case(result.headline)),
         deck=_DECK,
         settings=_overview(result),
