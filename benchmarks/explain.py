@@ -23,13 +23,13 @@ Planted in B (in A for RescaleOnDecay), with the cause that must be ranked first
 
 Limits: 90 % of the planted pairs, and no claim in a pair without a difference (three seeds of every network, all
 pairs). Networks, plants, seeds and limits were fixed before the judged run (seeds 0 to 3); thresholds were tuned on
-seeds 500 to 502.
+seeds 500 to 502 (800 steps of ``bn`` and ``ln``).
 
-Replay: B has the weight decay of its normalised layers x16 (``bn``, SGD), or their lr / 10 (``ln``, AdamW), and else the
-seed and settings of A. The
-`AngularSchedule` call that `explain` prints, pasted into B's script, gives B the angles of A. Closed is
-1 - (loss of the replay - loss of A) / (loss of B - loss of A), with the means of the training loss over the last 200
-steps. Limit: 80 % in the mean over three seeds (20 to 22), for each of the two. Writes benchmarks/explain.md and explain.json.
+Replay: B has the weight decay of its normalised layers x16 (``bn``, SGD), or their lr / 10 (``ln``, AdamW), and else
+the seed and settings of A. The `AngularSchedule` call that `explain` prints, pasted into B's script, gives B the angles
+of A. Closed is 1 - (loss of the replay - loss of A) / (loss of B - loss of A), with the means of the training loss over
+the last 200 steps. Limit: 80 % in the mean over three seeds (20 to 22), for each of the two. Writes
+benchmarks/explain.md and explain.json.
 """
 
 from __future__ import annotations

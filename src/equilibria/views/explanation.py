@@ -30,7 +30,7 @@ _SHOWN_NOT_EXPLAINED = "shown beside the angles; nothing here says that the angl
 def explanation_table(result: Explanation) -> Printable:
     """The headline, the causes, the layers, the settings that differ and the logged numbers."""
     out = text_console()
-    out.print(marked("", sentence_case(result.headline)))
+    out.print(Text(sentence_case(result.headline)))
     for number, sentence in enumerate(result.sentences, 1):
         ranked = number <= len(result.causes)
         out.print(marked(f"{number}." if ranked else "-", sentence))
