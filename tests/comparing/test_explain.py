@@ -97,7 +97,7 @@ def test_the_planted_cause_is_first_and_explains_all(rule, cause):
         assert product == pytest.approx(layer.travelled)
     if cause != "gradient size":
         assert result.change.causes == (cause,)
-        assert result.change.closes > 0.95
+        assert others or result.change.closes > 0.95
 
 
 def test_two_causes_multiply():
