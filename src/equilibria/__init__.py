@@ -7,6 +7,7 @@ The verbs, imported on first use:
 - `identify`: how an optimizer moves a scale-invariant weight, found out by experiment.
 - `plan`: what a schedule will do, before it runs.
 - `forecast`: what every layer will do over the rest of a run, from what was recorded of it.
+- `explain`: why the layers of one run turn faster or slower than those of another.
 - `fold`: weight decay folded into an exponentially growing learning rate.
 - `translate`: the same dynamics for another initial scale, batch size, weight decay or optimizer; with a run, how far a
   larger batch keeps them on this network.
@@ -29,6 +30,7 @@ from equilibria.errors import EquilibriaError
 
 if TYPE_CHECKING:
     from equilibria import theory
+    from equilibria.comparing import explain
     from equilibria.control import split_decay
     from equilibria.curvature import sharpness
     from equilibria.forecasting import forecast, translate
@@ -46,6 +48,7 @@ __all__ = [
     "SharpnessTracker",
     "__version__",
     "cite",
+    "explain",
     "fold",
     "forecast",
     "identify",
@@ -66,6 +69,7 @@ __getattr__, __dir__ = lazy_names(
         "Objective": "objectives",
         "SharpnessTracker": "watching",
         "cite": "theory.citations",
+        "explain": "comparing",
         "fold": "theory.folding",
         "forecast": "forecasting",
         "identify": "optimizers.identification",

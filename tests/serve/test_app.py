@@ -350,6 +350,17 @@ def test_a_comparison_opens_on_the_layer_that_differs_most(tmp_path):
         assert client.get("/compare/view?run=1").json()["layer"] == layer_names(4)[1]  # the first with an equilibrium
 
 
+def test_two_runs_are_explained(client, numbers):
+    chosen = [("run", numbers["good"]), ("run", numbers["deep/er/other"])]
+    answer = client.get("/compare/explain/view", params=chosen).json()
+    assert (answer["a"], answer["b"]) == ("good", "deep/er/other")
+    assert "times as far as B" in answer["headline"]
+    assert '<section aria-labelledby="causes">' in answer["inside"]
+    one = client.get("/compare/explain/view", params=chosen[:1])
+    assert one.status_code == 400
+    assert "expected two to explain" in one.json()["error"]
+
+
 @pytest.mark.parametrize(
     "query", ["run=x", "run=77", "run=1&layer=none", "color=red", "&".join(f"run={n}" for n in range(9))]
 )

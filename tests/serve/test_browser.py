@@ -171,9 +171,12 @@ def test_runs_are_compared(browser, base):
     until(browser, "document.documentElement.dataset.drawn")
     chart = "document.getElementById('compare-chart').data.filter((t) => t.meta.kind === 'measured').length"
     assert browser.run(chart) == 2
+    browser.click("#explain")
+    until(browser, "document.querySelector('#explanation #causes') !== null")
     browser.click("#picks input[value='2']")
     until(browser, f"{chart} === 1")
     assert browser.run("document.querySelectorAll('#last tr').length") == 1
+    assert browser.run("document.getElementById('why').hidden")  # one run: nothing to explain
     quiet(browser, base)
 
 

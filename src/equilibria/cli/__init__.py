@@ -21,7 +21,7 @@ from equilibria.errors import EquilibriaError
 
 _COMMANDS = (
     *("demo", "doctor", "equilibrium", "plan", "fold", "translate"),
-    *("forecast", "history", "report", "reproduce", "serve", "verify"),
+    *("explain", "forecast", "history", "report", "reproduce", "serve", "verify"),
 )
 
 _WHOLE = 1000  # characters: longer than the first sentence of any command

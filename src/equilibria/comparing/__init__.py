@@ -1,13 +1,31 @@
-"""Many runs side by side: which one left the band of those before it, and what had changed.
+"""Runs compared: why two differ, and which of many left the band of those before it.
 
-- `history`: every run against a band from the runs before it; `History` prints itself and writes a page.
-- `Departure`, `JudgedRun`: what it says of a run.
-- `SettingChange`: a setting that differs between two runs.
+- `explain`: the causes for which the layers of two runs turn at different speeds; `Explanation` prints itself and
+  writes a page.
+- `history`: every run against a band from the runs before it; `History` does the same.
 """
 
 from __future__ import annotations
 
+from equilibria.comparing._causes import Cause
+from equilibria.comparing._change import AngleCurve, Change
+from equilibria.comparing._explanation import Explanation, LayerDifference, LoggedDifference, explain
 from equilibria.comparing._history import Departure, History, JudgedRun, history
 from equilibria.comparing._setting_changes import SettingChange
+from equilibria.comparing._settings import SettingDifference
 
-__all__ = ["Departure", "History", "JudgedRun", "SettingChange", "history"]
+__all__ = [
+    "AngleCurve",
+    "Cause",
+    "Change",
+    "Departure",
+    "Explanation",
+    "History",
+    "JudgedRun",
+    "LayerDifference",
+    "LoggedDifference",
+    "SettingChange",
+    "SettingDifference",
+    "explain",
+    "history",
+]

@@ -17,7 +17,6 @@ earlier samples, from a norm that is up to eight batches old.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,6 +30,7 @@ from equilibria.diagnosis.budget import BATCHES, KNOWN, LEAST_SAMPLES, LEAST_STE
 from equilibria.diagnosis.invariance import decay_in_force
 from equilibria.monitor.predictor import LEFT, TOLERANCE, RunningMean
 from equilibria.monitor.reading import MeasuredStep
+from equilibria.theory.gain import advance_by_gain
 from equilibria.theory.identified import Identified
 from equilibria.theory.requested import norm_power
 from equilibria.theory.rules import AdamL2, AdamW, Lion, Rule
@@ -263,6 +263,12 @@ class GainPredictor:
         self._derive()
 
 
+def _advanced(state: Array, fed: Array, stretch: _Stretch, power: int) -> Array:
+    return (
+        advance_by_gain(state, fed, decay=stretch.decay, lr_sq=stretch.lr_sq, power=power) if stretch.steps else state
+    )
+
+
 def _stretch(rules: Sequence[Rule], in_force: Array | float) -> _Stretch:
     decay = lr_sq = 0.0
     for rule in rules:
@@ -270,17 +276,6 @@ def _stretch(rules: Sequence[Rule], in_force: Array | float) -> _Stretch:
         decay += lr * rule.weight_decay
         lr_sq += lr * lr
     return _Stretch(in_force * decay, lr_sq, len(rules))
-
-
-def _advanced(state: Array, fed: Array, stretch: _Stretch, power: int) -> Array:
-    """The recursion over some steps: y = ||w||^(2p) changes by -2p eps y + p G (lr u)^2 per step; fed is G u^2."""
-    if not stretch.steps:
-        return state
-    rate = 2 * power * stretch.decay
-    lr_sq = power * stretch.lr_sq
-    if isinstance(rate, float):  # a number for all weights, without numpy's overhead
-        return state * math.exp(-rate) + fed * (lr_sq * (-math.expm1(-rate) / rate if rate > 0 else 1.0))
-    return np.asarray(state * np.exp(-rate) + fed * (lr_sq * np.where(rate > 0, -np.expm1(-rate) / rate, 1.0)))
 
 
 @lru_cache(maxsize=128)

@@ -19,10 +19,18 @@ from starlette.routing import Route
 
 from equilibria.errors import EquilibriaError
 from equilibria.serve.catalogue import Catalogue
+from equilibria.serve.follow import RunSnapshot
 from equilibria.serve.guard import LOOPBACK, Guard
 from equilibria.serve.hub import Hub
 from equilibria.serve.pages import asset, body, gallery, page
-from equilibria.serve.queries import MOST_COMPARED, QueryReaders, comparison_view, forecast_view, plan_view
+from equilibria.serve.queries import (
+    MOST_COMPARED,
+    QueryReaders,
+    comparison_view,
+    explanation_view,
+    forecast_view,
+    plan_view,
+)
 from equilibria.serve.worker import Worker, WorkerClosedError
 from equilibria.views.words import full_stop, text
 
@@ -75,6 +83,7 @@ class App:
             "/run/{number}/forecast/view": self._forecast_view,
             "/compare": self._compare_page,
             "/compare/view": self._compare_view,
+            "/compare/explain/view": self._explain_view,
             "/plan": self._plan_page,
             "/plan/view": self._plan_view,
             "/gallery": self._gallery,
@@ -153,6 +162,28 @@ class App:
 
     async def _compare_view(self, request: Request) -> Response:
         _allow_only(request, {"run", "layer"})
+        numbers = await self._compared(request)
+        layer = request.query_params.get("layer") or None
+
+        def compare() -> dict[str, object]:
+            return comparison_view({number: self.hub.catalogue.loaded(number) for number in numbers}, layer)
+
+        return _json(await _do(request, self.hub.worker, compare))
+
+    async def _explain_view(self, request: Request) -> Response:
+        _allow_only(request, {"run"})
+        numbers = await self._compared(request)
+        if len(numbers) != 2:
+            raise HTTPException(400, f"got {len(numbers)} runs; expected two to explain, A first.")
+
+        def snapshots() -> list[RunSnapshot]:
+            return [self.hub.catalogue.loaded(number).snapshot() for number in numbers]
+
+        first, second = await _do(request, self.hub.worker, snapshots)
+        return _json(await _do(request, self._plan_worker, lambda: explanation_view(first, second)))
+
+    async def _compared(self, request: Request) -> list[int]:
+        """The numbers of the chosen runs; status 400 if there are too many, or unknown ones."""
         numbers = list(dict.fromkeys(map(_number, request.query_params.getlist("run"))))
         if len(numbers) > MOST_COMPARED:
             raise HTTPException(400, f"got {len(numbers)} runs; expected at most {MOST_COMPARED} to compare.")
@@ -161,12 +192,7 @@ class App:
         unknown = self._unknown(numbers)
         if unknown:
             raise HTTPException(400, f"got run={unknown[0]}; expected numbers of runs that the list has.")
-        layer = request.query_params.get("layer") or None
-
-        def compare() -> dict[str, object]:
-            return comparison_view({number: self.hub.catalogue.loaded(number) for number in numbers}, layer)
-
-        return _json(await _do(request, self.hub.worker, compare))
+        return numbers
 
     def _unknown(self, numbers: Iterable[int]) -> list[int]:
         return [number for number in numbers if self.hub.catalogue.known(number) is None]

@@ -101,6 +101,31 @@
     return row;
   }));
 
+  // Two runs can be explained: A is the one that the server lists first.
+  let explained = "";
+  const offerWhy = () => {
+    const runs = comparison.runs.filter((run) => run.x.length);
+    byId("why").hidden = runs.length !== 2;
+    if (runs.length !== 2) return;
+    const now = runs.map((run) => run.id).join(" ");
+    if (now !== explained) byId("explanation").replaceChildren();
+    byId("why-runs").textContent = "A is " + runs[0].name + ", B is " + runs[1].name + ".";
+  };
+  byId("explain").addEventListener("click", live.oneAtATime(async () => {
+    const runs = comparison.runs.filter((run) => run.x.length), query = new URLSearchParams(runs.map((run) => ["run", run.id]));
+    byId("why-runs").textContent = "Switching the causes one by one …";
+    try {
+      const { headline, inside } = await live.get("/compare/explain/view?" + query);
+      explained = runs.map((run) => run.id).join(" ");
+      byId("explanation").innerHTML = inside;
+      const first = document.createElement("p"), strong = document.createElement("strong");
+      strong.textContent = headline + ".";
+      first.append(strong);
+      byId("explanation").prepend(first);
+    } catch (error) { live.showProblem(error.message); }
+    offerWhy();
+  }));
+
   const layers = () => {
     const select = byId("layer");
     const now = [...select.options].map((option) => option.value).join("\n");
@@ -125,6 +150,7 @@
       if (!comparison.runs.some((run) => (run.ratio || []).some((value) => value !== null))) form.elements.kind.value = "angle";
     }
     layers();
+    offerWhy();
     await live.loadCharts();
     draw();
     document.documentElement.dataset.drawn = comparison.runs.map((run) => run.id + ":" + (run.x.at(-1) || 0)).join(" ");

@@ -1,4 +1,4 @@
-"""Answers to the queries of the pages' scripts, as JSON: a plan, a forecast, a comparison of runs.
+"""Answers to the queries of the pages' scripts, as JSON: a plan, a forecast, a comparison of runs, an explanation.
 
 The command line, to the right of this package, knows the options of plans and forecasts: a query has the same options,
 the same checks and the same error messages.
@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from equilibria.comparing import explain
 from equilibria.errors import EquilibriaError, one_of
 from equilibria.forecasting import Scenario, suggest, what_if
 from equilibria.forecasting._layers import RecordedLayers, read_layers
@@ -21,6 +22,7 @@ from equilibria.planning import alternatives, plan
 from equilibria.serve.follow import UNREADABLE, FollowedRun, RunSnapshot
 from equilibria.theory import Rule
 from equilibria.theory.schedules import ScheduleLike
+from equilibria.views.explanation import explanation_content
 from equilibria.views.forecast.page import forecast_page
 from equilibria.views.plan.page import plan_page
 from equilibria.views.run.metrics import metric_panels
@@ -126,6 +128,16 @@ def comparison_view(runs: Mapping[int, FollowedRun], layer: str | None) -> dict[
             for number, run in runs.items()
         ],
     }
+
+
+def explanation_view(a: RunSnapshot, b: RunSnapshot) -> dict[str, object]:
+    """Why run A turns its layers faster or slower than run B: a sentence, and the sections of the page.
+
+    Raises:
+        EquilibriaError: if the runs cannot be compared.
+    """
+    result = explain(a, b)
+    return {"a": a.name, "b": b.name, "headline": result.headline, "inside": explanation_content(result)}
 
 
 def _common_first(lists: Sequence[Sequence[str]]) -> list[str]:

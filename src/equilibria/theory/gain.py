@@ -14,6 +14,7 @@ the pull is that of the gradient before momentum. Both together are one measured
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -261,3 +262,33 @@ def equilibrium_from_gain(
         return GainEquilibrium(star, None)
     present = reals("norm", norm, above=0), reals("angle", angle, above=0)
     return GainEquilibrium(star, np.asarray(present[0] * (present[1] / star) ** (1 / power)))
+
+
+@law("smd", "Thm 1", derived="d ln ||w||^2 = (-2 eps + G (lr u)^2 / ||w||^(2p)) dt, linear in ||w||^(2p) and solved")
+def advance_by_gain(state: Array, fed: Array, *, decay: Array | float, lr_sq: Array | float, power: float) -> Array:
+    """||w||^(2p) after some steps in which a weight turns by ``lr u / ||w||^p`` and gains G per squared angle.
+
+    ``y' = -2p eps y + p G u^2 lr^2`` with ``y = ||w||^(2p)``, for steps that are alike. Not checked: the monitor calls
+    it at every sample.
+
+    Args:
+        state: y before the steps.
+        fed: G u^2.
+        decay: sum of eps, the decay in force, over the steps; one number or one per weight.
+        lr_sq: sum of lr^2 over them.
+        power: p of `requested.norm_power`.
+
+    Returns:
+        y after the steps.
+
+    Example:
+        >>> y = advance_by_gain(np.array([1.0]), np.array([2.0]), decay=50.0, lr_sq=50.0, power=1)
+        >>> y  # settled: G u^2 lr^2 = 2 eps y
+        array([1.])
+    """
+    rate = 2 * power * decay
+    grown = power * lr_sq
+    if isinstance(rate, float):  # a number for all weights, without numpy's overhead
+        return state * math.exp(-rate) + fed * (grown * (-math.expm1(-rate) / rate if rate > 0 else 1.0))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(state * np.exp(-rate) + fed * (grown * np.where(rate > 0, -np.expm1(-rate) / rate, 1.0)))

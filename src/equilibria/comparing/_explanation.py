@@ -1,0 +1,307 @@
+"""`explain`: why run A turns its layers faster or slower than run B, cause by cause."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equilibria._display import Printable, renderer
+from equilibria.comparing._causes import Cause, ranked_causes
+from equilibria.comparing._change import AngleCurve, Change, angle_curve, smallest_change
+from equilibria.comparing._differences import Differences, differences
+from equilibria.comparing._settings import SettingDifference, frozen_names, optimizer_kind, setting_differences
+from equilibria.diagnosis.run import SampledRun, sampled_run
+from equilibria.errors import EquilibriaError
+from equilibria.findings import counted, joined, percent, plain
+from equilibria.forecasting._layers import RunLike, as_run
+from equilibria.theory._reals import Array
+
+_UNEXPLAINED = 0.05  # of a logarithm, above which the part that the recursion leaves is mentioned
+_LAST = 0.1  # share of the compared steps whose mean is the last value of a logged number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerDifference:
+    """One layer in A and B; ratios are A over B.
+
+    Attributes:
+        name: of the layer.
+        angle: ratio of the measured angles per step, one per stretch; NaN where one of them has no sample.
+        travelled: ratio of the angles travelled.
+        parts: by cause, its factor of ``travelled``; their product is ``travelled`` up to ``unexplained``.
+        unexplained: the factor that the recursion leaves.
+    """
+
+    name: str
+    angle: Array
+    travelled: float
+    parts: Mapping[str, float]
+    unexplained: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedDifference:
+    """A number that both trainings logged; shown, not explained.
+
+    Attributes:
+        name: as it was logged.
+        a: mean over the last tenth of the compared steps of A.
+        b: the same of B.
+    """
+
+    name: str
+    a: float
+    b: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Explanation:
+    """The result of `explain`; all ratios are A over B, over the steps that both runs have sampled.
+
+    Attributes:
+        first_step: of the compared steps.
+        last_step: of the compared steps.
+        causes: what makes the angles differ, the largest first; empty if nothing differs by more than runs scatter.
+        layers: one per common layer.
+        settings: recorded settings that differ, whether or not they changed an angle.
+        logged: the numbers that both trainings logged, in the order of A.
+        change: the smallest change to the settings of B that gives it A's angles; None without a cause.
+        notes: what the comparison leaves out, in sentences.
+        step: middle of every stretch.
+        angle: geometric mean over the layers of the measured ratio of the angles per step, one per stretch.
+        parts: by cause, its factor of ``angle`` by the recursion.
+    """
+
+    first_step: int
+    last_step: int
+    causes: tuple[Cause, ...]
+    layers: tuple[LayerDifference, ...]
+    settings: tuple[SettingDifference, ...]
+    logged: tuple[LoggedDifference, ...]
+    change: Change | None
+    notes: tuple[str, ...]
+    step: Array
+    angle: Array
+    parts: Mapping[str, Array]
+    _curve: AngleCurve
+
+    @property
+    def headline(self) -> str:
+        """The ratio of the angles travelled and the largest causes, in one sentence."""
+        ratio = math.exp(float(np.mean([math.log(layer.travelled) for layer in self.layers]))) if self.layers else 1.0
+        where = f"over steps {self.first_step:,}-{self.last_step:,}, mean of {counted(len(self.layers), 'layer')}"
+        if not self.causes:
+            return (
+                "no cause of a difference is larger than the scatter of runs: A turns "
+                f"{plain(ratio, digits=3)} times as far as B {where}"
+            )
+        first, *others = (cause.name for cause in self.causes)
+        more = f", then {joined(others, most=3)}" if others else ""
+        return f"A turns {plain(ratio, digits=3)} times as far as B {where}; the largest cause is {first}{more}"
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The causes, ranked, and what is left."""
+        return (*(cause.sentence for cause in self.causes), *self._left())
+
+    def _left(self) -> tuple[str, ...]:
+        worst = max(self.layers, key=lambda layer: abs(math.log(layer.unexplained)), default=None)
+        if worst is None:
+            return ()
+        size = abs(math.log(worst.unexplained))
+        if size < _UNEXPLAINED:
+            return (f"unexplained: at most {percent(math.expm1(size))} of the angle travelled ({worst.name})",)
+        return (
+            f"unexplained: a factor of {plain(worst.unexplained)} of the angle travelled by {worst.name}, which the "
+            "recursion leaves",
+        )
+
+    def angles(self) -> AngleCurve:
+        """A's angle per step, root mean square over its scale-invariant layers, for `control.AngularSchedule`."""
+        return self._curve
+
+    def __repr__(self) -> str:
+        shown: Printable = renderer("explanation.explanation_table")(self)
+        return shown.text
+
+    def _repr_html_(self) -> str:
+        shown: Printable = renderer("explanation.explanation_table")(self)
+        return shown.html
+
+    def table(self) -> Printable:
+        """Causes, layers, settings and logged numbers."""
+        shown: Printable = renderer("explanation.explanation_table")(self)
+        return shown
+
+    def report(self, path: str | Path, *, title: str | None = None) -> Path:
+        """Write the explanation as one HTML page that needs no network.
+
+        Args:
+            path: the file to write; an existing page is replaced.
+            title: shown above the headline.
+        """
+        written: Path = renderer("explanation.write_explanation")(self, path, title=title)
+        return written
+
+
+def explain(a: RunLike, b: RunLike) -> Explanation:
+    """Explain why the layers of run A turn faster or slower than those of run B.
+
+    The angle per step is the effective learning rate. The recursion of norms and angles reproduces both runs from their
+    settings, gradients and starts; then one cause at a time gets A's input in place of B's, averaged over the orders of
+    switching (Shapley), so that the factors of all causes multiply to the ratio. A recorded setting that differs is
+    exact. What is measured (gradients, their alignment, the norm at the start) is claimed only beyond the scatter
+    within the runs and between runs of different seeds. Loss and metrics are shown beside, never as caused.
+
+    Args:
+        a: what `equilibria.watch` or `equilibria.read_run` returns, or the directory of a run; it may still grow.
+        b: the run that A is compared with.
+
+    Returns:
+        The explanation, which prints itself.
+
+    Raises:
+        EquilibriaError: not a run, a run without samples, or runs without a common layer or common steps.
+
+    Example:
+        >>> import torch
+        >>> from equilibria.watching import watch
+        >>> def run(lr):
+        ...     torch.manual_seed(0)
+        ...     model = torch.nn.Sequential(torch.nn.Linear(16, 16, bias=False), torch.nn.BatchNorm1d(16))
+        ...     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-3)
+        ...     with watch(model, optimizer, every=1) as monitor:
+        ...         for _ in range(200):
+        ...             optimizer.zero_grad()
+        ...             (model(torch.randn(32, 16)) * torch.randn(32, 16)).mean().backward()
+        ...             optimizer.step()
+        ...     return monitor
+        >>> result = explain(run(lr=2.0), run(lr=1.0))
+        >>> result.causes[0].name
+        'lr'
+    """
+    first, second = _read(a, "a"), _read(b, "b")
+    names, notes = _common(first, second)
+    compared = [name for name in names if _turns(first, name) and _turns(second, name)]
+    at_rest = {name: (_turns(first, name), _turns(second, name)) for name in names if name not in compared}
+    if not compared:
+        raise EquilibriaError(
+            f"got two runs without a layer that turns in both ({joined(names)}); expected at least one that was trained"
+        )
+    _check_steps(first, second, compared)
+    same = all(optimizer_kind(first, name) == optimizer_kind(second, name) for name in compared)
+    parts = differences(first, second, compared, same_optimizer=same)
+    settings = setting_differences(first, second, names)
+    still = _frozen(first, second) | {name: pair for name, pair in at_rest.items() if pair[0] != pair[1]}
+    causes = ranked_causes(parts, first, second, settings=settings, still=still)
+    if len(parts.edges) < 3:
+        notes.append("few common samples: one stretch of steps is compared, without its course")
+    return Explanation(
+        first_step=int(parts.edges[0]),
+        last_step=int(parts.edges[-1]) - 1,
+        causes=causes,
+        layers=tuple(_layer(parts, position) for position in range(len(compared))),
+        settings=settings,
+        logged=_logged(first, second, parts.edges),
+        change=smallest_change(parts, causes, first, second),
+        notes=tuple(notes),
+        step=(parts.edges[1:] + parts.edges[:-1]) / 2,
+        angle=np.exp(_mean(parts.measured)),
+        parts={name: np.exp(_mean(part)) for name, part in zip(parts.causes, parts.angle_parts, strict=True)},
+        _curve=angle_curve(first, compared),
+    )
+
+
+def _read(run: RunLike, argument: str) -> SampledRun:
+    try:
+        source = as_run(run)
+    except EquilibriaError as error:
+        error.argument = argument
+        raise
+    table = source.samples()
+    if not table.num_rows:
+        raise EquilibriaError(
+            f"got {argument}, a run without samples; expected samples of some hundred steps: watch it longer, or with "
+            "a smaller every=",
+            argument=argument,
+        )
+    return sampled_run(
+        table, metadata=source.metadata, metrics=source.metrics() if hasattr(source, "metrics") else None
+    )
+
+
+def _common(a: SampledRun, b: SampledRun) -> tuple[list[str], list[str]]:
+    """The layers that both runs have, and sentences about the others."""
+    names = [name for name in a.series.names if name in b.series.names]
+    if not names:
+        raise EquilibriaError(
+            f"got two runs without a common layer: A has {joined(list(a.series.names))}, B has "
+            f"{joined(list(b.series.names))}; expected two runs of one network"
+        )
+    notes = []
+    for word, run, other in (("A", a, b), ("B", b, a)):
+        frozen = frozen_names(other)
+        only = [name for name in run.series.names if name not in names and name not in frozen]
+        if only:
+            notes.append(f"only in {word}, and not compared: {joined(only)}")
+    lasts = [int(run.series.columns["step"].max()) for run in (a, b)]
+    if lasts[0] != lasts[1]:
+        notes.append(
+            f"A has samples up to step {lasts[0]:,}, B up to step {lasts[1]:,}; the steps that both have are compared"
+        )
+    return names, notes
+
+
+def _turns(run: SampledRun, name: str) -> bool:
+    return bool(run.taken.counts[run.taken.names.index(name)] > 0)
+
+
+def _frozen(a: SampledRun, b: SampledRun) -> dict[str, tuple[bool, bool]]:
+    """Layers that one run trains and the other one has frozen: whether they turn in A, and in B."""
+    in_b = {name: (True, False) for name in frozen_names(b) if name in a.series.names}
+    return in_b | {name: (False, True) for name in frozen_names(a) if name in b.series.names}
+
+
+def _check_steps(a: SampledRun, b: SampledRun, names: list[str]) -> None:
+    spans = []
+    for run in (a, b):
+        steps = [run.series.of(run.series.names.index(name))["step"] for name in names]
+        spans.append((max(int(step[0]) for step in steps), min(int(step[-1]) for step in steps)))
+    if max(span[0] for span in spans) > min(span[1] for span in spans):
+        raise EquilibriaError(
+            f"got runs without common steps: A has samples of steps {spans[0][0]:,}-{spans[0][1]:,}, B of "
+            f"{spans[1][0]:,}-{spans[1][1]:,}; expected an overlap"
+        )
+
+
+def _mean(values: Array) -> Array:
+    known = np.isfinite(values)
+    total = np.where(known, values, 0.0).sum(axis=1)
+    return np.asarray(np.where(known.any(axis=1), total / np.maximum(known.sum(axis=1), 1), np.nan))
+
+
+def _layer(parts: Differences, position: int) -> LayerDifference:
+    factors = np.exp(parts.travelled_parts[:, position])
+    return LayerDifference(
+        name=parts.names[position],
+        angle=np.exp(parts.measured[:, position]),
+        travelled=float(np.exp(parts.travelled[position])),
+        parts=dict(zip(parts.causes, factors.tolist(), strict=True)),
+        unexplained=float(np.exp(parts.unexplained[position])),
+    )
+
+
+def _logged(a: SampledRun, b: SampledRun, edges: NDArray[np.int64]) -> tuple[LoggedDifference, ...]:
+    first = edges[-1] - max(1, round(_LAST * (edges[-1] - edges[0])))
+
+    def last(run: SampledRun, name: str) -> float:
+        step, values = run.metrics[name]
+        chosen = values[(step >= first) & (step < edges[-1]) & np.isfinite(values)]
+        return float(chosen.mean()) if len(chosen) else math.nan
+
+    return tuple(LoggedDifference(name, last(a, name), last(b, name)) for name in a.metrics if name in b.metrics)
