@@ -39,6 +39,7 @@ ORDER = [
     "views",
     "watching",
     "integrations",
+    "importing",
     "lab",
     "serve",
     "cli",

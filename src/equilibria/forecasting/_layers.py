@@ -288,7 +288,7 @@ def _without_gain(entry: Mapping[str, Any], columns: Mapping[str, Any], rule: Ru
         return (
             f"{looks} scale-invariant, and no law gives the size of its gradient, which {type(rule).__name__} follows"
         )
-    if len(entry.get("shape", ())) < 2:
+    if len(entry.get("shape", ())) < 2 and not entry.get("matrix"):
         return "it is not known to be a matrix" if "shape" not in entry else "a vector has no steady growth gain"
     if not columns["weight_decay"][-1] > 0:
         return "it is not scale-invariant and has no weight decay: growth gains of such weights were not tested"

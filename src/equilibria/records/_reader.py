@@ -64,7 +64,10 @@ class Record:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about rows that are missing and why; empty if the record is complete."""
+        """Sentences about rows that are missing and why; empty if the record is complete.
+
+        Those of an imported run begin with where it comes from, and what that source cannot tell.
+        """
         return self._rows.notes
 
     @property
@@ -179,6 +182,7 @@ class _Rows:
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self._sessions = manifest.sessions
+        self._of_import = tuple(manifest.metadata.get("imported", {}).get("notes", ()))
         self.segments: dict[str, dict[int, Segment]] = {
             table: {number: Segment(path, table=table if table in TABLES else None) for number, path in paths.items()}
             for table, paths in all_segments(directory).items()
@@ -226,6 +230,7 @@ class _Rows:
         """Sentences about rows that are missing and why."""
         known = [segment for table in TABLES for segment in self._of(table)]
         return (
+            *self._of_import,
             *self.file_notes,
             *(note for segment in known for note in segment.notes),
             *missing_rows(self._sessions, self.segments),

@@ -431,6 +431,8 @@ def no_findings(layers: Sequence[LayerSummary]) -> tuple[str, str]:
     judged = [layer for layer in compared if not layer.few]
     near, few = sum(map(_is_near, judged)), len(compared) - len(judged)
     too_few = f"; {few:,} {'has' if few == 1 else 'have'} too few samples to judge" if few else ""
+    if not compared and all(layer.angle is None for layer in layers):
+        return "No findings", "No angle of a single step is known; no other check found a fault."
     if not compared:
         return "No findings", "There is no prediction to judge the angles by; no other check found a fault."
     if not judged:
