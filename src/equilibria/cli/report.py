@@ -66,7 +66,8 @@ def command(*, run: Path, html: Path | None, as_json: bool) -> None:
         return
     if layers:
         print(run_table(layers, findings=findings, notes=notes, most=_MOST_ROWS, metrics=metrics))
-        print(checkpoint_table(samples, recorded.diffusion(), metadata=metadata), end="")
+        if between := checkpoint_table(samples, recorded.diffusion(), metadata=metadata):
+            print(between)
     elif not recorded.sharpness().num_rows:
         print(*(run_headline(layers), *notes), sep="\n")
     if recorded.sharpness().num_rows:

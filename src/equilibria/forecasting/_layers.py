@@ -252,7 +252,7 @@ def _law(
     if not entry.get("rule"):
         return "", str(entry.get("no_law") or "the record does not name its optimizer")
     if not count:
-        return "", "no sample of a step that was taken"
+        return "", "no step whose angle was measured"
     fitted = step >= late_from(step[0], step[-1])
     if np.count_nonzero(fitted) < LEAST_SAMPLES:
         return "", _too_few(count, int(np.count_nonzero(fitted)))

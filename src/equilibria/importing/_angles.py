@@ -108,4 +108,3 @@ def _decimals(values: Array) -> tuple[int, int]:
         decimals = max(decimals, len(part) - int(power or 0))
         digits = max(digits, len((whole + part).lstrip("0")))
     return max(decimals, 0), max(digits, 1)
-

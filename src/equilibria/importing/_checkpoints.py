@@ -174,8 +174,9 @@ def _example(first: Mapping[str, Stored], last: Mapping[str, Weights]) -> str:
 def _files(folder: Path) -> list[Path]:
     """The files with weights; safetensors alone where there are both kinds."""
     files = [
-        path for path in sorted(folder.iterdir()) if path.is_file() and not _NO_WEIGHTS.search(path.name)
-        and path.suffix.lower() in (_SAFE, *_TORCH)
+        path
+        for path in sorted(folder.iterdir())
+        if path.is_file() and not _NO_WEIGHTS.search(path.name) and path.suffix.lower() in (_SAFE, *_TORCH)
     ]
     return [path for path in files if path.suffix.lower() == _SAFE] or files
 

@@ -16,7 +16,7 @@ Steps = NDArray[np.int64]
 Array = NDArray[np.float64]
 Series = tuple[Steps, Array]
 
-_ALONG = 0.2  # of an update, that may lie along the weight where the norm after a step is interpolated
+_ALONG = 0.5  # of the length of an update, that may lie along the weight where the norm after a step is interpolated
 _JUMP, _STEEPER = 0.1, 3  # relative change of a setting that is a jump: a tenth, and thrice the change before
 _SETTING_DIGITS = 6  # of an lr that is computed from effective lr and norm
 
@@ -80,9 +80,7 @@ def history_from_log(log: Log, metrics: Mapping[str, str]) -> History:
     norm, of_norm = _at(step, norms)
     after, of_after = _at(step, series.get("norm_after"))
     following, of_following = _at(step + 1, norms)
-    after, of_after = (
-        np.where(np.isfinite(after), *pair) for pair in ((after, following), (of_after, of_following))
-    )
+    after, of_after = (np.where(np.isfinite(after), *pair) for pair in ((after, following), (of_after, of_following)))
     missing = ~np.isfinite(after)
     after = np.where(missing, _between(step, norm), after)
     moved, of_moved = _at(step, series.get("update_norm"))
@@ -91,7 +89,8 @@ def history_from_log(log: Log, metrics: Mapping[str, str]) -> History:
         np.where(np.isfinite(moved), *pair)
         for pair in ((moved, relative * norm), (of_moved, of_relative * norm + relative * of_norm))
     )
-    of_change = np.where(missing, np.abs(after - norm) + _ALONG * moved, of_norm + of_after)
+    change = np.abs(after - norm)
+    of_change = np.where(missing, np.maximum(_ALONG * moved - change, change), of_norm + of_after)
     turned = angles_from_norms(norm, after, moved, errors=(of_norm, of_change, of_moved))
     angle, error = _at(step, series.get("angle"))
     logged = np.isfinite(angle)

@@ -251,7 +251,9 @@ def _with_steps(table: pa.Table, step: str) -> tuple[pa.Table, list[str]]:
 
 def _text_column(table: pa.Table, names: Iterable[str]) -> str | None:
     """The column of texts with one of some names."""
-    return next((own for name in names for own in table.column_names if own.lower() == name and _is_text(table[own])), None)
+    return next(
+        (own for name in names for own in table.column_names if own.lower() == name and _is_text(table[own])), None
+    )
 
 
 def _is_text(column: pa.ChunkedArray) -> bool:
@@ -278,9 +280,7 @@ def _split(names: pa.ChunkedArray, steps: Steps, values: Array) -> Iterator[tupl
         yield str(name), (steps[rows], values[rows])
 
 
-def _by_parameter(
-    table: pa.Table, steps: Steps, param: str, step: str
-) -> Iterator[tuple[str, tuple[Steps, Array]]]:
+def _by_parameter(table: pa.Table, steps: Steps, param: str, step: str) -> Iterator[tuple[str, tuple[Steps, Array]]]:
     """A row per step and parameter: each column of numbers gives one series per parameter, settings give one."""
     for name in table.column_names:
         if name in (param, step) or not _is_numeric(table[name]):
@@ -343,7 +343,9 @@ def _from_events(files: list[Path]) -> Log:
         try:
             for event in loader.EventFileLoader(str(file)).Load():
                 for value in event.summary.value:
-                    number = arrays.make_ndarray(value.tensor) if value.HasField("tensor") else np.array(value.simple_value)
+                    number = (
+                        arrays.make_ndarray(value.tensor) if value.HasField("tensor") else np.array(value.simple_value)
+                    )
                     if number.size != 1 or number.dtype.kind not in "fiu":
                         continue
                     if is_first:

@@ -34,7 +34,9 @@ _NAMES_OF_SETTINGS = {
     "weight_decay": r"(?:.*[/.])?(?:wd|weight_decay)(?:[-_/].*)?",
 }
 _TOGETHER = re.compile(r"total|global|all|mean|median|min|max|avg|sum", flags=re.IGNORECASE)
-_VECTOR = re.compile(r"(?:^|[._/])(?:bias|b|scale|gamma|beta)$|(?:^|[._/])(?:\w*norm\w*|ln(?:_?\w{1,3})?|bn\d*)[._/](?:weight|w|g)$")
+_VECTOR = re.compile(
+    r"(?:^|[._/])(?:bias|b|scale|gamma|beta)$|(?:^|[._/])(?:\w*norm\w*|ln(?:_?\w{1,3})?|bn\d*)[._/](?:weight|w|g)$"
+)
 _SHOWN = 12
 
 
@@ -70,6 +72,12 @@ def sorted_names(metrics: Iterable[str], columns: Mapping[str, str] | None = Non
     """
     names = sorted(metrics)
     own = [(number, _own_pattern(number, pattern)) for number, pattern in (columns or {}).items()]
+    for number, pattern in own:
+        if not any(pattern.fullmatch(name) for name in names):
+            raise EquilibriaError(
+                f"got columns={{{number!r}: {(columns or {})[number]!r}}}, which matches no metric; there are: {_some(names)}",
+                argument="columns",
+            )
     numbers: dict[str, dict[str, str]] = {}
     rest: list[str] = []
     for name in names:
@@ -79,7 +87,9 @@ def sorted_names(metrics: Iterable[str], columns: Mapping[str, str] | None = Non
         else:
             number, param = found
             numbers.setdefault(plain_name(param), {}).setdefault(number, name)
-    numbers = {param: of_param for param, of_param in numbers.items() if {"norm", "norm_after", "angle"} & set(of_param)}
+    numbers = {
+        param: of_param for param, of_param in numbers.items() if {"norm", "norm_after", "angle"} & set(of_param)
+    }
     if not numbers:
         raise EquilibriaError(
             f"got {len(names):,} metrics, none of which names the norm of a parameter ({_some(names)}); expected names "

@@ -29,7 +29,15 @@ from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-NUMBERS = ("angle_predicted", "norm_predicted", "angle_equilibrium", "norm_equilibrium", "steps_to_settle", "gain", "gain_error")
+NUMBERS = (
+    "angle_predicted",
+    "norm_predicted",
+    "angle_equilibrium",
+    "norm_equilibrium",
+    "steps_to_settle",
+    "gain",
+    "gain_error",
+)
 
 
 @dataclass(frozen=True)
@@ -96,17 +104,24 @@ def predict(cohort: Cohort) -> dict[str, NDArray[Any]]:
         balanced = np.isfinite(numbers["norm_equilibrium"])
         words = states.update(settled, changed=jumped, balanced=balanced)
         known = np.isfinite(numbers["angle_predicted"]) | np.isfinite(numbers["angle_equilibrium"])
-        rows["state"].append([word if turns else None for word, turns in zip(words, _turned(stacked, row), strict=True)])
+        rows["state"].append(
+            [word if turns else None for word, turns in zip(words, _turned(stacked, row), strict=True)]
+        )
         laws = np.where(measures, GAIN_LAW, INVARIANT_LAW).tolist()
         rows["law"].append([word if has else None for word, has in zip(laws, known.tolist(), strict=True)])
         last = step
-    columns = {name: np.array(values, dtype=object if name in ("state", "law") else np.float64) for name, values in rows.items()}
+    columns = {
+        name: np.array(values, dtype=object if name in ("state", "law") else np.float64)
+        for name, values in rows.items()
+    }
     return columns | {"angle_equilibrium": _with_closed_form(cohort, columns["angle_equilibrium"], labels, steps)}
 
 
 def _nothing(count: int) -> Prediction:
     unknown, no = np.full(count, np.nan), np.zeros(count, dtype=bool)
-    return Prediction(*(no if field.name in ("settled", "invariant") else unknown for field in dataclasses.fields(Prediction)))
+    return Prediction(
+        *(no if field.name in ("settled", "invariant") else unknown for field in dataclasses.fields(Prediction))
+    )
 
 
 def _enough(rule: Rule, stacked: Mapping[str, Array], entries: Array) -> Flags:
@@ -150,7 +165,9 @@ def _measured(row: Mapping[str, Array], by_law: Flags, rule: Rule) -> MeasuredSt
         gradient_sq = np.where(np.isfinite(gradient_sq) | ~constant, gradient_sq, 1 / norm**2)
         along = ((after - norm) * (after + norm) - moved_sq) / 2
     nothing = np.full(len(norm), np.nan)
-    return MeasuredStep(ww=norm**2, wg=nothing, gg=gradient_sq, we=along, ee=moved_sq, vg=nothing, shrink=np.zeros(len(norm)))
+    return MeasuredStep(
+        ww=norm**2, wg=nothing, gg=gradient_sq, we=along, ee=moved_sq, vg=nothing, shrink=np.zeros(len(norm))
+    )
 
 
 def _memory(rule: Rule, measured: MeasuredStep, entries: Array, *, steps_done: float) -> OptimizerMemory:
@@ -171,7 +188,9 @@ def _with_closed_form(cohort: Cohort, angles: Array, labels: Flags, steps: NDArr
     if not blank.any() or isinstance(cohort.rule, AdamL2 | Muon):
         return angles
     one = np.ones(1)
-    closed = [group_equilibrium(rule, one, 0 * one, sizes=one, entries=one, recall=1.0)[0] for rule in _rules(cohort, steps)]
+    closed = [
+        group_equilibrium(rule, one, 0 * one, sizes=one, entries=one, recall=1.0)[0] for rule in _rules(cohort, steps)
+    ]
     return np.where(blank, np.array(closed), angles)
 
 

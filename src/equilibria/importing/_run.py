@@ -6,7 +6,7 @@ import dataclasses
 import fnmatch
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -90,17 +90,40 @@ def import_run(
         [0.013557, 0.013555]
         >>> folder.cleanup()
     """
+    return imported_run(
+        source,
+        log_dir=log_dir,
+        rule=_rule(optimizer),
+        own=not isinstance(optimizer, str),
+        settings={"lr": lr, "weight_decay": weight_decay},
+        invariant=invariant,
+        select=select,
+        columns=columns,
+    )
+
+
+def imported_run(
+    source: str | Path,
+    *,
+    log_dir: str | Path,
+    rule: Rule | None,
+    own: bool,
+    settings: Mapping[str, float | str | None],
+    invariant: Iterable[str] | None,
+    select: Iterable[str] | None,
+    columns: Mapping[str, str] | None,
+) -> RecordedRun:
+    """`import_run` with a rule, whose own lr and weight decay count if ``own``."""
     path, directory = _source(source), _target(log_dir)
     chosen = None if select is None else select_patterns(select)
-    rule = _rule(optimizer)
     if is_log(path):
-        imported = _from_log(path, columns, chosen, {"lr": lr, "weight_decay": weight_decay})
+        imported = _from_log(path, columns, chosen, settings)
     elif path.is_dir() and has_checkpoints(path):
-        imported = _from_checkpoints(path, chosen, {"lr": lr, "weight_decay": weight_decay})
+        imported = _from_checkpoints(path, chosen, settings)
     else:
         raise EquilibriaError(f"got source={source}; expected {SOURCES}", argument="source")
     if rule is not None:
-        imported, rule = _settled(imported, rule, own=not isinstance(optimizer, str))
+        imported, rule = _settled(imported, rule, own=own)
     labels = _labels(invariant, list(imported.histories))
     cohorts = [] if rule is None else _cohorts(imported, rule, labels)
     _write(directory, imported, rule, labels, cohorts, source=path)
@@ -140,7 +163,9 @@ def _source(source: str | Path) -> Path:
     if not path.exists():
         raise EquilibriaError(f"got source={source}, which does not exist; expected {SOURCES}", argument="source")
     if (path / RUN_FILE).is_file():
-        raise EquilibriaError(f"got source={source}, a recorded run already: eq.read_run({str(source)!r})", argument="source")
+        raise EquilibriaError(
+            f"got source={source}, a recorded run already: eq.read_run({str(source)!r})", argument="source"
+        )
     return path
 
 
@@ -193,12 +218,19 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _from_log(
-    path: Path, columns: Mapping[str, str] | None, select: Sequence[str] | None, settings: Mapping[str, float | str | None]
+    path: Path,
+    columns: Mapping[str, str] | None,
+    select: Sequence[str] | None,
+    settings: Mapping[str, float | str | None],
 ) -> _Imported:
     log = read_log(path)
     named = sorted_names(log.series, columns)
     names = list(named.numbers)
-    wanted = {name for name in names if not is_vector(name)} if select is None else _matching(select, names, argument="select")
+    wanted = (
+        {name for name in names if not is_vector(name)}
+        if select is None
+        else _matching(select, names, argument="select")
+    )
     if not wanted:
         raise EquilibriaError(
             f"got a log of biases and scales only ({', '.join(names[:6])}); expected norms of matrices, or select= names",
@@ -207,7 +239,7 @@ def _from_log(
     histories = {name: history_from_log(log, metrics) for name, metrics in named.numbers.items() if name in wanted}
     courses = {name: _course(name, value, log, named) for name, value in settings.items()}
     return _Imported(
-        log.kind, histories, courses, _metrics(log, named), (*log.notes, *_cannot(histories), *_precision(histories))
+        log.kind, histories, courses, _metrics(log, named), (_cannot(histories), *_precision(histories), *log.notes)
     )
 
 
@@ -229,13 +261,13 @@ def _from_checkpoints(
     spaced = f"{gaps.min():,}" if gaps.min() == gaps.max() else f"{gaps.min():,} to {gaps.max():,}"
     hidden = sum(len(history.step) - 1 - len(history.turned) for history in histories.values())
     notes = [
-        *found.notes,
-        f"{len(found.steps)} checkpoints give norms, and angles over {spaced} steps (run.diffusion()). The angle of one "
-        "step is not known: steps that pull back make the angle over n steps smaller than that of n independent ones, so "
+        f"{len(found.steps)} checkpoints give norms, and angles over {spaced} steps (run.diffusion()), no gradients and no "
+        "angle of one step: steps that pull back make the angle over n steps smaller than that of n independent ones, so "
         "that it cannot be worked out from it (docs/concepts/pull-back.md)",
-        "checkpoints hold no gradients: scale invariance, gradient noise and settings that changed between them cannot be "
-        "seen",
+        *found.notes,
     ]
+    if settings["lr"] is not None:
+        notes.append("lr and weight decay count as constant over all checkpoints")
     if hidden:
         notes.append(f"{counted(hidden, 'angle')} between checkpoints, too small for the stored digits, left out")
     return _Imported("checkpoints", histories, courses, {}, tuple(notes))
@@ -246,7 +278,9 @@ def _course(name: str, value: float | str | None, log: Log | None, named: Named 
     if isinstance(value, str):
         if log is None or value not in log.series:
             known = "checkpoints have no metrics" if log is None else f"metrics: {', '.join(sorted(log.series)[:12])}"
-            raise EquilibriaError(f"got {name}={value!r}; expected a number or a logged metric ({known})", argument=name)
+            raise EquilibriaError(
+                f"got {name}={value!r}; expected a number or a logged metric ({known})", argument=name
+            )
         return Course(log.series[value])
     if value is not None:
         return _constant(within(name, value, low=0))
@@ -279,48 +313,49 @@ def _metrics(log: Log, named: Named) -> dict[str, Series]:
 # ---- what a log cannot tell
 
 
-def _cannot(histories: Mapping[str, History]) -> list[str]:
-    """Sentences about what the log leaves open."""
+def _cannot(histories: Mapping[str, History]) -> str:
+    """What the log leaves open, in a sentence or two."""
     several = histories.values()
     gradients = any(np.isfinite(history.grad_norm).any() for history in several)
-    notes = [
-        f"the log has no {'directions of gradients' if gradients else 'gradients'}: scale invariance, gradient noise, "
-        "skipped steps and weights changed outside a step cannot be seen. Norms count as those before the step",
-        "the log has no shapes: parameters count as matrices unless their names say bias or normalisation",
-    ]
-    if not any(np.isfinite(history.angle).any() for history in several):
-        notes.append("no angle is known: that takes the norm of each update (update_norm) beside the norms")
-    elif any((history.interpolated & np.isfinite(history.moved)).any() for history in several):
-        notes.append(
-            "norms after single steps were not logged: they are read off those of later steps, and angles hold if at most a "
-            "fifth of an update's length lies along the weight, 2 % of the angle"
-        )
-    return notes
+    text = (
+        f"no {'directions of gradients' if gradients else 'gradients'} were logged: scale invariance, gradient noise, skipped "
+        "steps and weights changed outside a step cannot be seen. Nor were shapes: parameters count as matrices unless their "
+        "names say bias or normalisation; norms count as those before the step"
+    )
+    if any(np.isfinite(history.angle).any() for history in several):
+        return text
+    return f"{text}. No angle is known: that takes the norm of each update (update_norm)"
 
 
-def _precision(histories: Mapping[str, History]) -> list[str]:
+def _precision(histories: Mapping[str, History]) -> Iterator[str]:
     """Sentences about the errors of the angles."""
-    relative, hidden, wrong, steps = [], 0, 0, 0
+    relative, hidden, wrong, steps, angles, between = [], 0, 0, 0, 0, 0
     for history in histories.values():
+        known = np.isfinite(history.angle)
         with np.errstate(invalid="ignore", divide="ignore"):
-            stated = history.error < history.angle
+            stated = known & (history.error < history.angle)
             relative += (history.error / history.angle)[stated].tolist()
-        hidden += int(np.count_nonzero(np.isfinite(history.angle) & ~stated & ~history.impossible))
+        hidden += int(np.count_nonzero(known & ~stated & ~history.impossible))
         wrong += int(np.count_nonzero(history.impossible))
-        steps += len(history.step)
-    notes = []
-    if relative and max(relative) >= _OFTEN / 10:
-        notes.append(
+        between += int(np.count_nonzero(known & history.interpolated))
+        angles, steps = angles + int(np.count_nonzero(known)), steps + len(history.step)
+    if relative:
+        yield (
             f"angles are known to {percent(median(relative))} in the median and {percent(max(relative))} at worst"
+            + (f"; {hidden:,} of {angles:,} left out: the error is as large as the angle" if hidden else "")
         )
-    if hidden:
-        notes.append(f"{counted(hidden, 'angle')} of {steps:,} left out: the error is as large as the angle")
+    elif hidden:
+        yield f"no angle is stated: the errors of all {hidden:,} are as large as the angles"
+    if between > _OFTEN * angles:
+        yield (
+            "norms after single steps were not logged: they are read off those of later steps, and the stated errors hold if "
+            "an update points at most half along the weight"
+        )
     if wrong > _OFTEN * steps:
-        notes.append(
+        yield (
             f"at {wrong:,} of {steps:,} samples the norm changes by more than the update is long: the two were not logged "
             "at the same steps, or the update is another one"
         )
-    return notes
 
 
 # ---- the run
@@ -356,7 +391,11 @@ def _settled(imported: _Imported, rule: Rule, *, own: bool) -> tuple[_Imported, 
 
 def _cohorts(imported: _Imported, rule: Rule, labels: Mapping[str, bool | None]) -> list[Cohort]:
     """The parameters with one list of steps and one lr."""
-    decay, groups, courses = imported.settings["weight_decay"], dict[tuple[bytes, bytes], list[str]](), dict[str, Course]()
+    decay, groups, courses = (
+        imported.settings["weight_decay"],
+        dict[tuple[bytes, bytes], list[str]](),
+        dict[str, Course](),
+    )
     assert decay is not None
     for name, history in imported.histories.items():
         lr = imported.lr_of(history)
@@ -499,7 +538,8 @@ def _metadata(
     groups = {name: number for number, cohort in enumerate(cohorts) for name in cohort.names}
     gaps = [int(np.median(np.diff(history.step))) for history in imported.histories.values() if len(history.step) > 1]
     optimizers = [] if rule is None else [{"class": type(rule).__name__, "settings": rule_text(rule)}]
-    notes = [f"imported from {source.name} ({imported.kind})", *imported.notes]
+    first, *others = imported.notes
+    notes = [f"imported from {source.name} ({imported.kind}): {first}", *others]
     return {
         "equilibria": __version__,
         "imported": {"source": source.name, "kind": imported.kind, "notes": notes},

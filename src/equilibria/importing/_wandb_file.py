@@ -84,7 +84,9 @@ def _row(record: bytes) -> WandbRow:
                 elif number == _STEP:
                     row.numbers["_step"] = float(next((num for index, num in _fields(part) if index == 1), 0))
         elif kind in (_CONFIG, _RUN):
-            updates = [value] if kind == _CONFIG else [part for number, part in _fields(value) if number == _CONFIG_OF_RUN]
+            updates = (
+                [value] if kind == _CONFIG else [part for number, part in _fields(value) if number == _CONFIG_OF_RUN]
+            )
             items = (_item(part) for update in updates for number, part in _fields(update) if number == _UPDATE)
             row.config |= dict(items)
     return row

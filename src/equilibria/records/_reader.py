@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from equilibria.errors import EquilibriaError
 from equilibria.findings import counted
 from equilibria.records._files import check_outside_runs
-from equilibria.records._manifest import RUN_FILE, Manifest, Session, find_manifest
+from equilibria.records._manifest import RUN_FILE, Manifest, Session, find_manifest, notes_of_import
 from equilibria.records._metrics import in_one_line
 from equilibria.records._segment import Segment, SegmentReader, all_segments, segment_paths, session_number
 from equilibria.records._verification import Verification, holes, missing_rows, verify_run
@@ -182,7 +182,7 @@ class _Rows:
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self._sessions = manifest.sessions
-        self._of_import = tuple(manifest.metadata.get("imported", {}).get("notes", ()))
+        self._of_import = notes_of_import(manifest.metadata)
         self.segments: dict[str, dict[int, Segment]] = {
             table: {number: Segment(path, table=table if table in TABLES else None) for number, path in paths.items()}
             for table, paths in all_segments(directory).items()

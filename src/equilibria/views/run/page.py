@@ -147,7 +147,8 @@ def report_page(
         "sharpness": "" if queries is None else sharpness_section(queries, metadata=metadata),
         "blocks": block_section(layers),
         "budget": budget_section(samples, layers, metadata=metadata),
-        "noise": noise_section(noise_of_run(run, diffusion)) + checkpoint_section(samples, diffusion, metadata=metadata),
+        "noise": noise_section(noise_of_run(run, diffusion))
+        + checkpoint_section(samples, diffusion, metadata=metadata),
         "layers": "" if queries is not None and not layers else layer_table(layers, curves=names[:MOST_LAYERS]),
         "without_layers": " hidden" if queries is not None and not layers else "",
     }
