@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +14,9 @@ import equilibria as eq
 from equilibria.errors import EquilibriaError
 from equilibria.importing._history import Course
 from equilibria.importing._names import sorted_names
+from equilibria.importing._wandb_file import wandb_rows
 from equilibria.records import read_record
-from equilibria.theory import AdamW, SGD
+from equilibria.theory import SGD, AdamW
 
 MATRICES = ["0.weight", "2.weight", "4.weight"]
 LEFT_OPEN = 0.16  # of an angle, if an update points half along the weight: 1 / sqrt(1 - 1/4) - 1
@@ -257,6 +259,10 @@ def test_wandb(training, tmp_path, monkeypatch):
         for row in training.rows:
             run.log({name: value for name, value in row.items() if name != "_step"}, step=row["_step"])
     (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    end = time.monotonic() + 60
+    while sum("_step" in row.numbers for row in wandb_rows(next(folder.glob("*.wandb")))) < len(training.rows):
+        assert time.monotonic() < end, "W&B's own process writes the last records a moment after the run has ended"
+        time.sleep(0.02)
     imported = eq.import_run(folder, log_dir=tmp_path / "run", optimizer="adamw")  # weight decay from the config
     assert_same_measurement(imported, training.watched)
     assert_same_predictions(imported, training.watched)
@@ -463,7 +469,7 @@ def test_bad_arguments(case, table, tmp_path):
 
 
 def test_a_run_is_no_source(imported, tmp_path):
-    with pytest.raises(EquilibriaError, match="a recorded run already: eq.read_run"):
+    with pytest.raises(EquilibriaError, match=r"a recorded run already: eq\.read_run"):
         eq.import_run(imported.path, log_dir=tmp_path / "run")
 
 
@@ -476,7 +482,7 @@ def test_a_folder_of_nothing_names_what_can_be_imported(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"no such file", b":W&B\xe1\xbe\x00" + b"\x00" * 30])
 def test_a_file_that_is_not_wandbs(content, tmp_path):
     (tmp_path / "run-a.wandb").write_bytes(content)
-    with pytest.raises(EquilibriaError, match="not a run file of W&B|without a number"):
+    with pytest.raises(EquilibriaError, match=r"not a run file of W&B|without a number"):
         eq.import_run(tmp_path, log_dir=tmp_path / "run")
 
 

@@ -44,9 +44,7 @@ _SETTING = _NumberOrMetric()
     "--optimizer", shell_complete=completes(OPTIMIZERS), help=f"For predictions, one of: {', '.join(OPTIMIZERS)}."
 )
 @click.option("--lr", type=_SETTING, help="Learning rate, or the metric that holds it; the logged one if not given.")
-@click.option(
-    "--wd", "--weight-decay", type=_SETTING, help="Weight decay, likewise; or that of the logged configuration."
-)
+@click.option("--wd", "--weight-decay", type=_SETTING, help="Weight decay, likewise, or of the logged configuration.")
 @click.option("--momentum", type=NUMBER, help="Momentum (sgd, sgdw: 0 if not given; muon: 0.95).")
 @click.option("--nesterov", is_flag=True, help="Nesterov momentum (sgd; muon has it on by itself).")
 @click.option("--dampening", type=NUMBER, help="Dampening (sgd).")
@@ -59,9 +57,10 @@ _SETTING = _NumberOrMetric()
 def command(*, source: Path, run: Path, as_json: bool, **options: Any) -> None:
     """Import SOURCE, a log of norms or a folder of checkpoints, as a run in the new directory RUN.
 
-    SOURCE is a CSV or Parquet table, the folder of a W&B, TensorBoard or MLflow run, or a folder of safetensors or torch
-    checkpoints. The run is then read like a watched one: equilibria report RUN, forecast, serve.
+    SOURCE is a CSV or Parquet table, the folder of a W&B, TensorBoard or MLflow run, or a folder of safetensors or
+    torch checkpoints. The run is then read like a watched one: equilibria report RUN, forecast, serve.
     """
+    from equilibria.findings import counted
     from equilibria.importing._run import imported_run
 
     imported = imported_run(
@@ -90,8 +89,8 @@ def command(*, source: Path, run: Path, as_json: bool, **options: Any) -> None:
         print_json(contents)
         return
     print(
-        f"{run}: {len(imported.params):,} parameters, steps {steps[0]:,} to {steps[-1]:,}, {samples.num_rows:,} samples, "
-        f"{contents['angles']:,} of them with an angle"
+        f"{run}: {counted(len(imported.params), 'parameter')}, steps {steps[0]:,} to {steps[-1]:,}, "
+        f"{counted(samples.num_rows, 'sample')}, {contents['angles']:,} of them with an angle"
     )
     for note in imported.notes:
         print(f"- {note}")

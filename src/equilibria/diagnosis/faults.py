@@ -311,7 +311,8 @@ def without_law(layers: Sequence[Layer]) -> Iterator[Finding]:
 def _without_law_remedy(reason: str) -> str:
     """Suggest a method for an optimizer that the user wrote: not for torch's, nor for one that has the method."""
     if reason == OPTIMIZER_UNKNOWN:
-        return "import again with the optimizer: eq.import_run(source, log_dir=..., optimizer=..., lr=..., weight_decay=...)"
+        call = "eq.import_run(source, log_dir=..., optimizer=..., lr=..., weight_decay=...)"
+        return f"import again with the optimizer: {call}"
     measured = "nothing needs doing: angles and norms are measured; no prediction is made"
     name = reason.removeprefix("no law for ").split(" ")[0].rstrip(":")
     if "with these settings" in reason or name in _OF_TORCH or _names_motion(reason):

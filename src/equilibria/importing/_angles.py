@@ -67,7 +67,8 @@ def rounding(values: Array) -> Array:
     """The largest error of each number of a column, from the digits with which the column was written.
 
     Numbers with the bits of bfloat16, float16 or float32 were computed in that format, with an error of four roundings;
-    those with few decimal digits have half a unit of the last one besides. A column that shows both a fixed number of decimals and of digits has the larger.
+    those with few decimal digits have half a unit of the last one besides: of the decimals or of the digits that the
+    column shows at most, whichever is larger.
 
     Example:
         >>> rounding(np.array([12.3456, 0.1231])).tolist()  # "%.4f"

@@ -43,9 +43,17 @@ _SHOWN = 3
 class Weights(Protocol):
     """A tensor in a checkpoint."""
 
-    shape: tuple[int, ...]
-    kind: str  # of `_FORMATS`
-    storage: object  # equal for tied tensors
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor."""
+
+    @property
+    def kind(self) -> str:
+        """One of `_FORMATS`."""
+
+    @property
+    def storage(self) -> object:
+        """Equal for tied tensors."""
 
     def block(self, start: int, end: int) -> Array:
         """Some of its numbers, in float64."""
@@ -114,8 +122,8 @@ def read_checkpoints(folder: Path, choose: Callable[[str, tuple[int, ...]], bool
         choose: whether to read a weight of this name and shape.
 
     Raises:
-        EquilibriaError: if there are fewer than two, a name holds no step or two hold the same, a file cannot be read or
-            is not a checkpoint, or no weight is in all of them.
+        EquilibriaError: if there are fewer than two, a name holds no step or two hold the same, a file cannot be read
+            or is not a checkpoint, or no weight is in all of them.
     """
     found = _by_step(folder)
     if len(found) < 2:
@@ -259,7 +267,7 @@ def _safetensors(path: Path) -> dict[str, Weights]:
             first, end = (begin + int(offset) for offset in entry["data_offsets"])
             shape, format_ = tuple(map(int, entry["shape"])), np.dtype(_FORMATS[entry["dtype"]])
             count = int(np.prod(shape, dtype=np.int64))
-            if end > size or first < begin or end - first != count * format_.itemsize:
+            if end > size or first < begin or min(shape, default=0) < 0 or end - first != count * format_.itemsize:
                 raise ValueError(f"{name} does not fit into the file: it is cut off, or damaged")
             numbers = np.memmap(path, format_, "r", first, (count,)) if count else np.zeros(0, format_)
             tensors[name] = _Mapped(shape, entry["dtype"], (path, first), numbers)
@@ -337,7 +345,7 @@ def _state_dict(loaded: Any, depth: int = 0) -> dict[str, torch.Tensor] | None:
 
 
 def _compared(step: int, before: Weights | None, after: Weights, distance: int | None) -> Step:
-    """The norm of a weight, and the angle to the one before: |w' - w|^2 - (|w'| - |w|)^2 = 4 |w| |w'| sin^2(angle/2)."""
+    """The norm of a weight, and the angle to the one before, as in `_angles`."""
     first = second = moved = 0.0
     for one, other in _blocks(before, after):
         second += float(np.dot(other, other))

@@ -93,11 +93,16 @@ def _read_folder(path: Path) -> Log:
 def _the_only(files: list[Path], path: Path) -> Path:
     if len(files) > 1:
         raise EquilibriaError(
-            f"got source={path}, which holds {len(files)} runs ({', '.join(str(file.parent.name) for file in files[:5])}"
-            f"{', ...' if len(files) > 5 else ''}); expected the folder of one of them",
+            f"got source={path}, which holds {len(files)} runs ({_first_few(file.parent.name for file in files)}); "
+            "expected the folder of one of them",
             argument="source",
         )
     return files[0]
+
+
+def _first_few(names: Iterable[str], most: int = 5) -> str:
+    listed = list(names)
+    return f"{', '.join(listed[:most])}{', ...' if len(listed) > most else ''}"
 
 
 def _wandb_files(path: Path) -> list[Path]:
@@ -111,10 +116,9 @@ def _events(path: Path) -> list[Path]:
         return files
     folders = sorted({file.parent for file in path.rglob(_EVENTS)})
     if len(folders) > 1:
-        names = ", ".join(str(folder.relative_to(path)) for folder in folders[:5])
         raise EquilibriaError(
-            f"got source={path}, which holds event files in {len(folders)} folders ({names}{', ...' * (len(folders) > 5)}"
-            "); expected the folder of one of them",
+            f"got source={path}, which holds event files in {len(folders)} folders "
+            f"({_first_few(str(folder.relative_to(path)) for folder in folders)}); expected the folder of one of them",
             argument="source",
         )
     return sorted(folders[0].glob(_EVENTS)) if folders else []
@@ -188,8 +192,8 @@ def _in_order(name: str, steps: Steps, values: Array) -> tuple[Steps, Array]:
     if len(differ):
         place = int(differ[0])
         raise EquilibriaError(
-            f"got {name} twice at step {steps[place]:,}, {values[place]:g} and {values[place + 1]:g}; expected one value "
-            "per step: keep one run, and one of the processes that logged",
+            f"got {name} twice at step {steps[place]:,}, {values[place]:g} and {values[place + 1]:g}; expected one "
+            "value per step: keep one run, and one of the processes that logged",
             argument="source",
         )
     kept = np.append(True, change > 0)
@@ -401,7 +405,7 @@ def _decay(config: Mapping[str, Any]) -> float | None:
     for name in _DECAYS:
         value = config.get(name)
         try:
-            number = float(json.loads(value) if isinstance(value, str) else value)
+            number = float(json.loads(value) if isinstance(value, str) else value)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             continue
         if math.isfinite(number) and number >= 0:

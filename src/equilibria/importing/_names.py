@@ -66,16 +66,17 @@ def sorted_names(metrics: Iterable[str], columns: Mapping[str, str] | None = Non
         EquilibriaError: if no metric is the norm or the angle of a parameter, with the names that there are.
 
     Example:
-        >>> named = sorted_names(["params/norm/h.0.w", "params/norm/total", "updates/norm/h.0.w", "optim/learning_rate"])
+        >>> named = sorted_names(["params/norm/h.0.w", "params/norm/total", "updates/norm/h.0.w", "optim/lr"])
         >>> dict(named.numbers), named.settings["lr"]
-        ({'h.0.w': {'norm': 'params/norm/h.0.w', 'update_norm': 'updates/norm/h.0.w'}}, ('optim/learning_rate',))
+        ({'h.0.w': {'norm': 'params/norm/h.0.w', 'update_norm': 'updates/norm/h.0.w'}}, ('optim/lr',))
     """
     names = sorted(metrics)
     own = [(number, _own_pattern(number, pattern)) for number, pattern in (columns or {}).items()]
     for number, pattern in own:
         if not any(pattern.fullmatch(name) for name in names):
             raise EquilibriaError(
-                f"got columns={{{number!r}: {(columns or {})[number]!r}}}, which matches no metric; there are: {_some(names)}",
+                f"got columns={{{number!r}: {(columns or {})[number]!r}}}, which matches no metric; there are: "
+                f"{_some(names)}",
                 argument="columns",
             )
     numbers: dict[str, dict[str, str]] = {}
@@ -120,7 +121,8 @@ def _own_pattern(number: str, pattern: str) -> re.Pattern[str]:
     one_of("columns", number, NUMBERS)
     if not isinstance(pattern, str) or pattern.count("{param}") != 1:
         raise EquilibriaError(
-            f"got columns={{{number!r}: {pattern!r}}}; expected a pattern with {{param}}, such as 'weights/{{param}}/l2'",
+            f"got columns={{{number!r}: {pattern!r}}}; expected a pattern with {{param}}, such as "
+            "'weights/{param}/l2'",
             argument="columns",
         )
     return re.compile(re.escape(pattern).replace(re.escape("{param}"), "(?P<param>.+)"))

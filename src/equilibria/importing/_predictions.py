@@ -2,9 +2,9 @@
 
 A weight that the caller calls scale-invariant is predicted by the recursion of its law if the log has what the law
 needs: SGD's norm depends on the gradient, so that gradient norms must be logged; the updates of Adam and Lion have a
-length of their own, so that the number of entries is enough; those of Muon are measured. Where no gradient is logged, its
-length on the unit sphere counts as constant. The optimizer's memory before the first sample is empty at step 0, and as in
-equilibrium at a later one. Of other matrices the growth gain is measured.
+length of their own, so that the number of entries is enough; those of Muon are measured. Where no gradient is logged,
+its length on the unit sphere counts as constant. The optimizer's memory before the first sample is empty at step 0, and
+as in equilibrium at a later one. Of other matrices the growth gain is measured.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from equilibria.monitor.reading import MeasuredStep
 from equilibria.monitor.recursion import group_equilibrium
 from equilibria.monitor.sample_rows import StateLabels
 from equilibria.records.tables import GAIN_LAW, INVARIANT_LAW
-from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, ClosedRule, Lion, Muon, Rule
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -58,7 +58,7 @@ class Cohort:
     histories: tuple[History, ...]
     lr: Course
     weight_decay: Course
-    rule: Rule
+    rule: ClosedRule
     invariant: tuple[bool | None, ...]
     matrix: tuple[bool, ...]
 
@@ -138,8 +138,7 @@ def _enough(rule: Rule, stacked: Mapping[str, Array], entries: Array) -> Flags:
 
 def _turned(stacked: Mapping[str, Array], row: int) -> list[bool]:
     """Whether an angle was measured up to a sample: without one no state is known."""
-    turned: list[bool] = np.isfinite(stacked["angle"][: row + 1]).any(axis=0).tolist()
-    return turned
+    return [bool(value) for value in np.isfinite(stacked["angle"][: row + 1]).any(axis=0)]
 
 
 def _rules(cohort: Cohort, steps: NDArray[np.int64]) -> list[Rule]:
@@ -170,7 +169,7 @@ def _measured(row: Mapping[str, Array], by_law: Flags, rule: Rule) -> MeasuredSt
     )
 
 
-def _memory(rule: Rule, measured: MeasuredStep, entries: Array, *, steps_done: float) -> OptimizerMemory:
+def _memory(rule: ClosedRule, measured: MeasuredStep, entries: Array, *, steps_done: float) -> OptimizerMemory:
     """What the optimizer remembers before the first sample."""
     count, started = len(entries), steps_done > 0
     first = rule.betas[1 if isinstance(rule, Lion) else 0] if isinstance(rule, AdamW | AdamL2 | Lion) else rule.momentum

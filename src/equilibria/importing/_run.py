@@ -30,7 +30,7 @@ from equilibria.records import RecordWriter
 from equilibria.records._manifest import RUN_FILE
 from equilibria.records.tables import DIFFUSION, METRICS, SAMPLE_FIELDS
 from equilibria.tensors.parameters import select_patterns
-from equilibria.theory.rules import RULES, AdamL2, AdamW, Lion, Rule
+from equilibria.theory.rules import RULES, AdamL2, AdamW, ClosedRule, Lion
 from equilibria.watching._recorded import RecordedRun, read_run
 
 Array = NDArray[np.float64]
@@ -45,19 +45,19 @@ def import_run(
     source: str | Path,
     *,
     log_dir: str | Path,
-    optimizer: str | Rule | None = None,
+    optimizer: str | ClosedRule | None = None,
     lr: float | str | None = None,
     weight_decay: float | str | None = None,
     invariant: Iterable[str] | None = None,
     select: Iterable[str] | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> RecordedRun:
-    """Make a run from a log of norms that another tool wrote, or from a folder of checkpoints.
+    r"""Make a run from a log of norms that another tool wrote, or from a folder of checkpoints.
 
     The run is like a watched one: `read_run`, `forecast`, reports and pages take it. What the source cannot tell is
     null, and ``run.notes`` says so. The angle of a step comes from the norms before and after it and the length of the
-    update; one that the rounding of the logged numbers could hide is not stated. Checkpoints give norms, and angles over
-    the steps between them, in ``run.diffusion()``.
+    update; one that the rounding of the logged numbers could hide is not stated. Checkpoints give norms, and angles
+    over the steps between them, in ``run.diffusion()``.
 
     Args:
         source: a CSV or Parquet file, the folder of a Weights & Biases, TensorBoard or MLflow run, or a folder of
@@ -67,7 +67,8 @@ def import_run(
             `equilibria.theory` if its betas or momentum are not the usual ones.
         lr: a number, or the name of a logged metric; None for the metric that is called so.
         weight_decay: likewise; None also for the logged configuration.
-        invariant: names or patterns of the scale-invariant weights. Without it nobody knows: the measured gain predicts.
+        invariant: names or patterns of the scale-invariant weights, which their law predicts where the source has what
+            it needs; the measured gain predicts the others.
         select: names or patterns of the parameters; by default all but biases and scales of normalisations.
         columns: names of metrics where they are not known, such as ``{"norm": "weights/{param}/l2"}``.
 
@@ -84,7 +85,7 @@ def import_run(
         >>> folder = tempfile.TemporaryDirectory()
         >>> table = Path(folder.name, "history.csv")
         >>> lines = ["_step,norm/fc.weight,update_norm/fc.weight", "0,3.0412381,0.0412311", "1,3.0415202,0.0412307"]
-        >>> _ = table.write_text("\\n".join(lines))
+        >>> _ = table.write_text("\n".join(lines))
         >>> run = import_run(table, log_dir=f"{folder.name}/run")
         >>> [round(angle, 6) for angle in run.samples()["angle"].to_pylist()]
         [0.013557, 0.013555]
@@ -106,7 +107,7 @@ def imported_run(
     source: str | Path,
     *,
     log_dir: str | Path,
-    rule: Rule | None,
+    rule: ClosedRule | None,
     own: bool,
     settings: Mapping[str, float | str | None],
     invariant: Iterable[str] | None,
@@ -180,7 +181,7 @@ def _target(log_dir: str | Path) -> Path:
     return directory
 
 
-def _rule(optimizer: str | Rule | None) -> Rule | None:
+def _rule(optimizer: str | ClosedRule | None) -> ClosedRule | None:
     if optimizer is None or isinstance(optimizer, tuple(RULES.values())):
         return optimizer  # type: ignore[return-value]
     if not isinstance(optimizer, str):
@@ -233,7 +234,8 @@ def _from_log(
     )
     if not wanted:
         raise EquilibriaError(
-            f"got a log of biases and scales only ({', '.join(names[:6])}); expected norms of matrices, or select= names",
+            f"got a log of biases and scales only ({', '.join(names[:6])}); expected norms of matrices, or select= "
+            "names",
             argument="source",
         )
     histories = {name: history_from_log(log, metrics) for name, metrics in named.numbers.items() if name in wanted}
@@ -252,18 +254,20 @@ def _from_checkpoints(
         seen.append(name)
         return len(shape) >= 2 if select is None else any(_matches(name, pattern) for pattern in select)
 
-    found = read_checkpoints(path, choose)
-    if select is not None:
-        _matching(select, list(dict.fromkeys(seen)), argument="select")
+    try:
+        found = read_checkpoints(path, choose)
+    finally:  # a pattern that matches nothing explains that no weight was found
+        if select is not None and seen:
+            _matching(select, list(dict.fromkeys(seen)), argument="select")
     histories = {name: history_from_checkpoints(stored) for name, stored in found.weights.items()}
     courses = {name: _course(name, value, None, None) for name, value in settings.items()}
     gaps = np.diff(found.steps)
     spaced = f"{gaps.min():,}" if gaps.min() == gaps.max() else f"{gaps.min():,} to {gaps.max():,}"
     hidden = sum(len(history.step) - 1 - len(history.turned) for history in histories.values())
     notes = [
-        f"{len(found.steps)} checkpoints give norms, and angles over {spaced} steps (run.diffusion()), no gradients and no "
-        "angle of one step: steps that pull back make the angle over n steps smaller than that of n independent ones, so "
-        "that it cannot be worked out from it (docs/concepts/pull-back.md)",
+        f"{len(found.steps)} checkpoints give norms, and angles over {spaced} steps (run.diffusion()), no gradients "
+        "and no angle of one step: steps that pull back make the angle over n steps smaller than that of n independent "
+        "ones, so that it cannot be worked out from it (docs/concepts/pull-back.md)",
         *found.notes,
     ]
     if settings["lr"] is not None:
@@ -318,9 +322,9 @@ def _cannot(histories: Mapping[str, History]) -> str:
     several = histories.values()
     gradients = any(np.isfinite(history.grad_norm).any() for history in several)
     text = (
-        f"no {'directions of gradients' if gradients else 'gradients'} were logged: scale invariance, gradient noise, skipped "
-        "steps and weights changed outside a step cannot be seen. Nor were shapes: parameters count as matrices unless their "
-        "names say bias or normalisation; norms count as those before the step"
+        f"no {'directions of gradients' if gradients else 'gradients'} were logged: scale invariance, gradient noise, "
+        "skipped steps and weights changed outside a step cannot be seen. Nor were shapes: parameters count as "
+        "matrices unless their names say bias or normalisation; norms count as those before the step"
     )
     if any(np.isfinite(history.angle).any() for history in several):
         return text
@@ -348,20 +352,20 @@ def _precision(histories: Mapping[str, History]) -> Iterator[str]:
         yield f"no angle is stated: the errors of all {hidden:,} are as large as the angles"
     if between > _OFTEN * angles:
         yield (
-            "norms after single steps were not logged: they are read off those of later steps, and the stated errors hold if "
-            "an update points at most half along the weight"
+            "norms after single steps were not logged: they are read off those of later steps, and the stated errors "
+            "hold if an update points at most half along the weight"
         )
     if wrong > _OFTEN * steps:
         yield (
-            f"at {wrong:,} of {steps:,} samples the norm changes by more than the update is long: the two were not logged "
-            "at the same steps, or the update is another one"
+            f"at {wrong:,} of {steps:,} samples the norm changes by more than the update is long: the two were not "
+            "logged at the same steps, or the update is another one"
         )
 
 
 # ---- the run
 
 
-def _settled(imported: _Imported, rule: Rule, *, own: bool) -> tuple[_Imported, Rule]:
+def _settled(imported: _Imported, rule: ClosedRule, *, own: bool) -> tuple[_Imported, ClosedRule]:
     """What was imported, with lr and weight decay for every parameter, and the rule with the first of them.
 
     Args:
@@ -377,8 +381,8 @@ def _settled(imported: _Imported, rule: Rule, *, own: bool) -> tuple[_Imported, 
     for name in (name for name, unknown in missing.items() if unknown):
         if not own:
             raise EquilibriaError(
-                f"got optimizer={type(rule).__name__} without {name}, which the source does not log; expected {name}=, a "
-                "number or the name of a metric",
+                f"got optimizer={type(rule).__name__} without {name}, which the source does not log; expected {name}=, "
+                "a number or the name of a metric",
                 argument=name,
             )
         settings[name] = _constant(getattr(rule, name))
@@ -386,10 +390,10 @@ def _settled(imported: _Imported, rule: Rule, *, own: bool) -> tuple[_Imported, 
     history = next(iter(imported.histories.values()))
     courses = {"lr": imported.lr_of(history), "weight_decay": settings["weight_decay"]}
     first = {name: float(course.at(history.step)[0]) for name, course in courses.items() if course is not None}
-    return imported, dataclasses.replace(rule, **first)
+    return imported, dataclasses.replace(rule, **first)  # type: ignore[arg-type]
 
 
-def _cohorts(imported: _Imported, rule: Rule, labels: Mapping[str, bool | None]) -> list[Cohort]:
+def _cohorts(imported: _Imported, rule: ClosedRule, labels: Mapping[str, bool | None]) -> list[Cohort]:
     """The parameters with one list of steps and one lr."""
     decay, groups, courses = (
         imported.settings["weight_decay"],
@@ -423,7 +427,7 @@ def _is_matrix(name: str, history: History) -> bool:
 def _write(
     directory: Path,
     imported: _Imported,
-    rule: Rule | None,
+    rule: ClosedRule | None,
     labels: Mapping[str, bool | None],
     cohorts: Sequence[Cohort],
     *,
@@ -443,10 +447,10 @@ def _write(
         raise EquilibriaError(f"cannot write {directory}: {writer.failure}", argument="log_dir")
 
 
-def _sample_columns(imported: _Imported, rule: Rule | None, cohorts: Sequence[Cohort]) -> dict[str, Any]:
+def _sample_columns(imported: _Imported, rule: ClosedRule | None, cohorts: Sequence[Cohort]) -> dict[str, Any]:
     """The rows of all parameters in the order of their steps."""
     parts = [_measured_columns(imported, name, history, rule) for name, history in imported.histories.items()]
-    place = {name: part for name, part in zip(imported.histories, parts, strict=True)}
+    place = dict(zip(imported.histories, parts, strict=True))
     for cohort in cohorts:
         predicted = predict(cohort)
         for position, name in enumerate(cohort.names):
@@ -470,7 +474,7 @@ def _nullable(name: str, values: NDArray[Any]) -> Any:
     return nullable
 
 
-def _measured_columns(imported: _Imported, name: str, history: History, rule: Rule | None) -> dict[str, Any]:
+def _measured_columns(imported: _Imported, name: str, history: History, rule: ClosedRule | None) -> dict[str, Any]:
     settings = {"lr": imported.lr_of(history), "weight_decay": imported.settings["weight_decay"]}
     columns: dict[str, Any] = {
         setting: course.at(history.step) for setting, course in settings.items() if course is not None
@@ -496,7 +500,7 @@ def _measured_columns(imported: _Imported, name: str, history: History, rule: Ru
     return columns
 
 
-def _momentum(rule: Rule) -> float:
+def _momentum(rule: ClosedRule) -> float:
     return float(rule.betas[0] if isinstance(rule, AdamW | AdamL2 | Lion) else rule.momentum)
 
 
@@ -527,7 +531,7 @@ def _turned_columns(histories: Mapping[str, History]) -> dict[str, Any]:
 
 def _metadata(
     imported: _Imported,
-    rule: Rule | None,
+    rule: ClosedRule | None,
     labels: Mapping[str, bool | None],
     cohorts: Sequence[Cohort],
     *,

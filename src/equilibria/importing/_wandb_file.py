@@ -1,8 +1,8 @@
 """The numbers in a run file of Weights & Biases (``run-<id>.wandb``), also of a run that was never synchronised.
 
-The file is a log of records in blocks of 32 KiB (the format of LevelDB's log, after a header of seven bytes). Each record
-is a protocol buffer; those of kind 2 are rows of the history, and those of kind 5 changes of the configuration. Of the
-fields only these are read: the rest of the format may change.
+The file is a log of records in blocks of 32 KiB (the format of LevelDB's log, after a header of seven bytes). Each
+record is a protocol buffer; those of kind 2 are rows of the history, and those of kind 5 changes of the configuration.
+Of the fields only these are read: the rest of the format may change.
 """
 
 from __future__ import annotations
