@@ -121,7 +121,7 @@ def test_what_checkpoints_cannot_tell_is_said(training, folder, tmp_path):
     save(folder, training.states, "safetensors")
     settings = {"optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.1, "invariant": ["2.weight"]}
     run = eq.import_run(folder, log_dir=tmp_path / "run", **settings)
-    assert "steps that pull back make the angle over n steps smaller" in run.notes[0]
+    assert "later steps pull back, so that it cannot be worked out" in run.notes[0]
     assert any("lr and weight decay count as constant" in note for note in run.notes)
     text = str(run.table())
     assert "No angle was measured" in text

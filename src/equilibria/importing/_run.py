@@ -266,8 +266,8 @@ def _from_checkpoints(
     hidden = sum(len(history.step) - 1 - len(history.turned) for history in histories.values())
     notes = [
         f"{len(found.steps)} checkpoints give norms, and angles over {spaced} steps (run.diffusion()), no gradients "
-        "and no angle of one step: steps that pull back make the angle over n steps smaller than that of n independent "
-        "ones, so that it cannot be worked out from it (docs/concepts/pull-back.md)",
+        "and no angle of one step: momentum lets successive steps add up and later steps pull back, so that it cannot be "
+        "worked out from an angle over many (docs/concepts/pull-back.md)",
         *found.notes,
     ]
     if settings["lr"] is not None:
@@ -543,10 +543,10 @@ def _metadata(
     gaps = [int(np.median(np.diff(history.step))) for history in imported.histories.values() if len(history.step) > 1]
     optimizers = [] if rule is None else [{"class": type(rule).__name__, "settings": rule_text(rule)}]
     first, *others = imported.notes
-    notes = [f"imported from {source.name} ({imported.kind}): {first}", *others]
+    notes = [f"imported from {source.resolve().name} ({imported.kind}): {first}", *others]
     return {
         "equilibria": __version__,
-        "imported": {"source": source.name, "kind": imported.kind, "notes": notes},
+        "imported": {"source": source.resolve().name, "kind": imported.kind, "notes": notes},
         "every": min(gaps, default=1),
         "granularity": "tensor",
         "steps_per_epoch": None,
