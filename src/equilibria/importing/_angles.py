@@ -46,7 +46,7 @@ def angles_from_norms(before: Array, after: Array, moved: Array, *, errors: tupl
         >>> sides = [np.array([side]) for side in (3.0, 4.0, 5.0)]
         >>> turned = angles_from_norms(*sides, errors=(np.array([1e-3]), np.array([1e-3]), np.array([1e-3])))
         >>> float(turned.angle[0]), float(turned.error[0])
-        (1.5707..., 0.000...)
+        (1.5707..., 0.0013...)
     """
     of_before, of_change, of_moved = errors
     change = np.abs(after - before)

@@ -88,7 +88,7 @@ def import_run(
         >>> _ = table.write_text("\n".join(lines))
         >>> run = import_run(table, log_dir=f"{folder.name}/run")
         >>> [round(angle, 6) for angle in run.samples()["angle"].to_pylist()]
-        [0.013557, 0.013555]
+        [0.013556, 0.013555]
         >>> folder.cleanup()
     """
     return imported_run(
@@ -266,8 +266,8 @@ def _from_checkpoints(
     hidden = sum(len(history.step) - 1 - len(history.turned) for history in histories.values())
     notes = [
         f"{len(found.steps)} checkpoints give norms, and angles over {spaced} steps (run.diffusion()), no gradients "
-        "and no angle of one step: momentum lets successive steps add up and later steps pull back, so that it cannot be "
-        "worked out from an angle over many (docs/concepts/pull-back.md)",
+        "and no angle of one step: momentum lets successive steps add up and later steps pull back, so that it cannot "
+        "be worked out from an angle over many (docs/concepts/pull-back.md)",
         *found.notes,
     ]
     if settings["lr"] is not None:

@@ -17,8 +17,8 @@ _MOST_ROWS = 40
 _NOTHING = "–"
 _COLUMNS = ("norm", "norm_predicted", "norm_equilibrium", "angle_equilibrium")
 _CAPTION = (
-    "turned: between the last two checkpoints{over}. Momentum lets successive steps add up, and later steps pull back: the "
-    "angle of one step cannot be worked out from it."
+    "turned: between the last two checkpoints{over}. Momentum lets successive steps add up, and later steps pull back: "
+    "the angle of one step cannot be worked out from it."
 )
 
 
