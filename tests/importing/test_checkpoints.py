@@ -165,6 +165,15 @@ def test_the_equilibrium_angle_of_sgd_needs_no_gradient(training, folder, tmp_pa
     assert {row["norm_predicted"] for row in rows} == {None}
 
 
+def test_checkpoints_beside_a_log_of_the_trainer_are_what_is_imported(training, folder, tmp_path):
+    """As in the output folder of a Hugging Face trainer."""
+    save(folder, training.states, "parts")
+    (folder / "runs" / "host").mkdir(parents=True)
+    (folder / "runs" / "host" / "events.out.tfevents.1.host").write_bytes(b"")
+    run = eq.import_run(folder, log_dir=tmp_path / "run")
+    assert run.metadata["imported"]["kind"] == "checkpoints"
+
+
 def test_tied_tensors_count_once(folder, tmp_path):
     for step in (0, 5):
         shared = torch.randn(4, 4)

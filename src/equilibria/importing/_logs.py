@@ -51,8 +51,13 @@ class Log:
 
 
 def is_log(path: Path) -> bool:
-    """Whether a path looks like one of the logs that `read_log` reads."""
-    return path.is_file() or any(found for found in (_events(path), _wandb_files(path), (path / "metrics").is_dir()))
+    """Whether a path is one of the logs that `read_log` reads: its files lie in the folder itself."""
+    return path.is_file() or bool(_wandb_files(path) or (path / "metrics").is_dir() or list(path.glob(_EVENTS)))
+
+
+def has_events(path: Path) -> bool:
+    """Whether a folder holds event files of TensorBoard, itself or further down."""
+    return bool(_events(path))
 
 
 def read_log(path: Path) -> Log:

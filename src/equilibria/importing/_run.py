@@ -21,7 +21,7 @@ from equilibria.errors import EquilibriaError, one_of, within
 from equilibria.findings import counted, percent
 from equilibria.importing._checkpoints import has_checkpoints, read_checkpoints
 from equilibria.importing._history import Course, History, Series, history_from_checkpoints, history_from_log
-from equilibria.importing._logs import SOURCES, Log, is_log, read_log
+from equilibria.importing._logs import SOURCES, Log, has_events, is_log, read_log
 from equilibria.importing._names import Named, is_vector, sorted_names
 from equilibria.importing._predictions import Cohort, predict
 from equilibria.monitor.description import describe_rule
@@ -121,6 +121,8 @@ def imported_run(
         imported = _from_log(path, columns, chosen, settings)
     elif path.is_dir() and has_checkpoints(path):
         imported = _from_checkpoints(path, chosen, settings)
+    elif has_events(path):
+        imported = _from_log(path, columns, chosen, settings)
     else:
         raise EquilibriaError(f"got source={source}; expected {SOURCES}", argument="source")
     if rule is not None:
