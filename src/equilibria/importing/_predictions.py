@@ -138,7 +138,8 @@ def _enough(rule: Rule, stacked: Mapping[str, Array], entries: Array) -> Flags:
 
 def _turned(stacked: Mapping[str, Array], row: int) -> list[bool]:
     """Whether an angle was measured up to a sample: without one no state is known."""
-    return [bool(value) for value in np.isfinite(stacked["angle"][: row + 1]).any(axis=0)]
+    turned: list[bool] = np.asarray(np.isfinite(stacked["angle"][: row + 1]).any(axis=0)).tolist()
+    return turned
 
 
 def _rules(cohort: Cohort, steps: NDArray[np.int64]) -> list[Rule]:
