@@ -40,6 +40,7 @@ ORDER = [
     "views",
     "watching",
     "integrations",
+    "importing",
     "lab",
     "serve",
     "cli",

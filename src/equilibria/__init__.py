@@ -5,6 +5,7 @@ The verbs, imported on first use:
 - `watch`: how fast every layer of a training run turns, beside how fast it should.
 - `read_run`: what a watched run left on disk.
 - `identify`: how an optimizer moves a scale-invariant weight, found out by experiment.
+- `import_run`: a run from the log of another tool, or from a folder of checkpoints.
 - `plan`: what a schedule will do, before it runs.
 - `forecast`: what every layer will do over the rest of a run, from what was recorded of it.
 - `explain`: why the layers of one run turn faster or slower than those of another.
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from equilibria.control import split_decay
     from equilibria.curvature import sharpness
     from equilibria.forecasting import forecast, translate
+    from equilibria.importing import import_run
     from equilibria.objectives import Objective, objective
     from equilibria.optimizers.identification import identify
     from equilibria.planning import plan
@@ -52,6 +54,7 @@ __all__ = [
     "fold",
     "forecast",
     "identify",
+    "import_run",
     "objective",
     "plan",
     "read_run",
@@ -73,6 +76,7 @@ __getattr__, __dir__ = lazy_names(
         "fold": "theory.folding",
         "forecast": "forecasting",
         "identify": "optimizers.identification",
+        "import_run": "importing",
         "objective": "objectives",
         "plan": "planning",
         "read_run": "watching",

@@ -10,6 +10,7 @@ import importlib
 import sys
 import warnings
 from difflib import get_close_matches
+from keyword import iskeyword
 from typing import TextIO
 
 import click
@@ -21,7 +22,7 @@ from equilibria.errors import EquilibriaError
 
 _COMMANDS = (
     *("demo", "doctor", "equilibrium", "plan", "fold", "translate"),
-    *("explain", "forecast", "history", "report", "reproduce", "serve", "verify"),
+    *("explain", "forecast", "history", "import", "report", "reproduce", "serve", "verify"),
 )
 
 _WHOLE = 1000  # characters: longer than the first sentence of any command
@@ -38,7 +39,8 @@ class _Commands(FlagNames):
         """Import only the command that was typed."""
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"equilibria.cli.{cmd_name}").command
+        module = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+        command: click.Command = importlib.import_module(f"equilibria.cli.{module}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -26,6 +26,7 @@ def command(*, run: Path, html: Path | None, as_json: bool) -> None:
     from equilibria.diagnosis.noise import gradient_noise
     from equilibria.diagnosis.sharpness import sharpness_findings
     from equilibria.records import read_record
+    from equilibria.views.run.checkpoints import checkpoint_table
     from equilibria.views.run.headline import run_headline
     from equilibria.views.run.metrics import metric_summaries
     from equilibria.views.run.sharpness import sharpness_table
@@ -65,6 +66,8 @@ def command(*, run: Path, html: Path | None, as_json: bool) -> None:
         return
     if layers:
         print(run_table(layers, findings=findings, notes=notes, most=_MOST_ROWS, metrics=metrics))
+        if between := checkpoint_table(samples, recorded.diffusion(), metadata=metadata):
+            print(between)
     elif not recorded.sharpness().num_rows:
         print(*(run_headline(layers), *notes), sep="\n")
     if recorded.sharpness().num_rows:

@@ -10,6 +10,7 @@ import numpy as np
 from equilibria.diagnosis.identities import IdentityCheck
 from equilibria.diagnosis.layer_summary import JUDGED, LEAST_WINDOW
 from equilibria.diagnosis.layers import Layer, which_layers
+from equilibria.diagnosis.metadata import OPTIMIZER_UNKNOWN
 from equilibria.diagnosis.run import SampledRun
 from equilibria.diagnosis.series import Array, Series, without_gradient_since, zero_gradient_since
 from equilibria.diagnosis.siblings import is_row_kind, kind_of
@@ -314,6 +315,9 @@ def without_law(layers: Sequence[Layer]) -> Iterator[Finding]:
 
 def _without_law_remedy(reason: str) -> str:
     """Suggest a method for an optimizer that the user wrote: not for torch's, nor for one that has the method."""
+    if reason == OPTIMIZER_UNKNOWN:
+        call = "eq.import_run(source, log_dir=..., optimizer=..., lr=..., weight_decay=...)"
+        return f"import again with the optimizer: {call}"
     measured = "nothing needs doing: angles and norms are measured; no prediction is made"
     name = reason.removeprefix("no law for ").split(" ")[0].rstrip(":")
     if "with these settings" in reason or name in _OF_TORCH or _names_motion(reason):

@@ -13,6 +13,9 @@ from equilibria.errors import EquilibriaError
 from equilibria.theory.identified import Identified, identified_from
 from equilibria.theory.rules import RULES, Rule
 
+OPTIMIZER_UNKNOWN = "the optimizer is not known"
+"""Why a layer of an imported run has no law: nobody said which optimizer trained it."""
+
 _RULES = {rule.__name__: rule for rule in RULES.values()}
 
 

@@ -138,8 +138,9 @@ def _relaxed(cohort: Cohort, size_sq: Array) -> Array:
     """u^2 at lr 0 over u^2 now: kappa relaxes towards 1, within limits."""
     if not isinstance(cohort.rule, AdamW | AdamL2):
         return np.ones_like(size_sq)
-    kappa = size_sq / cohort.entries * growth_gain(cohort.rule)
-    return np.asarray(np.clip(1 / kappa, _LEAST_RELAXED, _MOST_RELAXED))
+    known = cohort.entries > 0  # a log of another tool may not say how many there are
+    kappa = size_sq / np.where(known, cohort.entries, 1.0) * growth_gain(cohort.rule)
+    return np.where(known, np.clip(1 / kappa, _LEAST_RELAXED, _MOST_RELAXED), 1.0)
 
 
 def _in_force(cohort: Cohort, rows: NDArray[np.int64]) -> Array:

@@ -254,7 +254,7 @@ def _law(entry: Mapping[str, Any], columns: Mapping[str, Any], last_step: int, l
     if not entry.get("rule"):
         return "", str(entry.get("no_law") or "the record does not name its optimizer")
     if not count:
-        return "", "no sample of a step that was taken"
+        return "", "no step whose angle was measured"
     if layer.idle is not None:
         return "", layer.idle
     if layer.decay_rounds_away:
@@ -293,7 +293,7 @@ def _without_gain(entry: Mapping[str, Any], columns: Mapping[str, Any], rule: Ru
         looks = "is not" if entry.get("invariant") is not None else "does not look"
         name = "Adam" if isinstance(rule, AdamL2) else type(rule).__name__
         return f"{looks} scale-invariant, and no law gives the size of its gradient, which {name} follows"
-    if len(entry.get("shape", ())) < 2:
+    if len(entry.get("shape", ())) < 2 and not entry.get("matrix"):
         return "it is not known to be a matrix" if "shape" not in entry else "a vector has no steady growth gain"
     if not columns["weight_decay"][-1] > 0:
         return "it is not scale-invariant and has no weight decay: growth gains of such weights were not tested"

@@ -171,6 +171,12 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     write_whole(directory / RUN_FILE, f"{text}\n".encode("utf-8", "backslashreplace"), temporary=directory / TEMPORARY)
 
 
+def notes_of_import(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """Where an imported run comes from, and what that source cannot tell, in sentences; none for a watched run."""
+    imported = metadata.get("imported")
+    return tuple(map(str, imported.get("notes", ()))) if isinstance(imported, Mapping) else ()
+
+
 def check_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of ``metadata`` after a round trip through JSON.
 

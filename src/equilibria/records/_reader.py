@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from equilibria.errors import EquilibriaError
 from equilibria.findings import counted
 from equilibria.records._files import check_outside_runs
-from equilibria.records._manifest import RUN_FILE, Manifest, Session, find_manifest
+from equilibria.records._manifest import RUN_FILE, Manifest, Session, find_manifest, notes_of_import
 from equilibria.records._metrics import in_one_line
 from equilibria.records._segment import (
     Segment,
@@ -73,7 +73,10 @@ class Record:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about rows that are missing and why; empty if the record is complete."""
+        """Sentences about rows that are missing and why; empty if the record is complete.
+
+        Those of an imported run begin with where it comes from, and what that source cannot tell.
+        """
         return self._rows.notes
 
     @property
@@ -203,6 +206,7 @@ class _Rows:
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self._sessions = manifest.sessions
+        self._of_import = notes_of_import(manifest.metadata)
         self.segments: dict[str, dict[int, Segment]] = {
             table: {number: Segment(path, table=table if table in TABLES else None) for number, path in paths.items()}
             for table, paths in all_segments(directory).items()
@@ -250,6 +254,7 @@ class _Rows:
         """Sentences about rows that are missing and why."""
         known = [segment for table in TABLES for segment in self._of(table)]
         return (
+            *self._of_import,
             *self.file_notes,
             *(note for segment in known for note in segment.notes),
             *missing_rows(self._sessions, self.segments),

@@ -21,7 +21,7 @@ from equilibria.diagnosis.sharpness import sharpness_findings
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, counted
 from equilibria.records._lock import is_writer_alive
-from equilibria.records._manifest import RUN_FILE, Manifest, find_manifest
+from equilibria.records._manifest import RUN_FILE, Manifest, find_manifest, notes_of_import
 from equilibria.records._metrics import KeptMetrics
 from equilibria.records._reader import RecordTail, compared_in_one_line, not_superseded
 from equilibria.records._segment import segment_paths, session_number
@@ -371,7 +371,8 @@ class FollowedRun:
     def _notes(self) -> list[str]:
         """Sentences about the record, and about samples that are not in memory."""
         samples, counts = self._samples, self._samples.counts
-        notes = list(self._tail.foreign if self.status.state == TRAINING else self._tail.notes)
+        notes = [*notes_of_import(self.metadata)]
+        notes += self._tail.foreign if self.status.state == TRAINING else self._tail.notes
         notes += [self._manifest.note] if self._manifest and self._manifest.note else []
         went_back = Counter(rollback.step for rollback in samples.rollbacks)
         notes += [

@@ -16,6 +16,7 @@ from equilibria.diagnosis.sharpness import sharpness_findings
 from equilibria.findings import Finding, Findings, warnings_first
 from equilibria.records import Record, read_record
 from equilibria.views.run.card import run_card, tracker_card
+from equilibria.views.run.checkpoints import checkpoint_table
 from equilibria.views.run.page import write_report
 from equilibria.views.run.sharpness import sharpness_table
 from equilibria.views.run.terminal import run_table
@@ -38,6 +39,8 @@ class RecordedRun(Record):
         summaries, findings = self._diagnosed(samples)
         if samples.num_rows or not queries.num_rows:
             texts.append(run_table(summaries, findings=findings, notes=self.notes, metrics=self.metrics()))
+        if between := checkpoint_table(samples, self.diffusion(), metadata=self.metadata):
+            texts.append(between)
         if queries.num_rows:
             texts.append(sharpness_table(queries, metadata=self.metadata))
         return Printable("\n".join(texts), self._card(samples, queries, summaries, findings))

@@ -31,6 +31,7 @@ TOLERANCE = 0.05
 STATE_MARKS = {SETTLED: "✓", SETTLING: "→", DISTURBED: "!", NO_EQUILIBRIUM: "–"}
 """A sign for every state, for readers who do not see its colour."""
 
+_NO_ANGLE = "{} has no angle in any sampled step", "{} have no angle in any sampled step"
 _REASONS = 3  # why there is no prediction, at most
 _SLIGHT = 0.005  # change of ln ||w||^2 per 100 steps that needs no reason
 _SHORT = 1 / 3  # of the steps so far: norms that settle sooner follow lr x wd
@@ -408,7 +409,9 @@ def _the(count: int) -> str:
 
 
 def _without_prediction(layers: Sequence[LayerSummary]) -> str:
-    """Why no layer has a prediction."""
+    """Why no layer has a prediction; "" where the headline says that no angle was measured."""
+    if all(_why_not_compared(layer) == _NO_ANGLE for layer in layers):
+        return ""
     reasons = Counter(map(_why_not_compared, layers))
     provisional = any(layer.invariant is None and layer.angle_predicted is not None for layer in layers)
     prediction = "prediction to judge it by" if provisional else "prediction"
@@ -433,6 +436,8 @@ def no_findings(layers: Sequence[LayerSummary]) -> tuple[str, str]:
     judged = [layer for layer in compared if not layer.few]
     near, few = sum(map(_is_near, judged)), len(compared) - len(judged)
     too_few = f"; {few:,} {'has' if few == 1 else 'have'} too few samples to judge" if few else ""
+    if not compared and all(layer.angle is None for layer in layers):
+        return "No findings", "No angle of a single step is known; no other check found a fault."
     if not compared:
         return "No findings", "There is no prediction to judge the angles by; no other check found a fault."
     if not judged:
@@ -466,7 +471,7 @@ def _why_not_compared(layer: LayerSummary) -> str | tuple[str, str]:
     if layer.idle is not None:
         return layer.idle
     if layer.angle is None:
-        return "{} has no angle in any sampled step", "{} have no angle in any sampled step"
+        return _NO_ANGLE
     if layer.no_gain is not None:
         return layer.no_gain
     if layer.invariant is None and layer.mean_cosine is not None:

@@ -19,6 +19,7 @@ from equilibria.findings import Finding, percent
 from equilibria.views.document import Page, finding_card, finding_cards
 from equilibria.views.run.blocks import block_section
 from equilibria.views.run.budget import budget_section
+from equilibria.views.run.checkpoints import checkpoint_section
 from equilibria.views.run.curves import MOST_LAYERS, MOST_STRETCHES, curves
 from equilibria.views.run.headline import TOLERANCE, headline_and_details, most_telling_first, no_findings
 from equilibria.views.run.layer_table import layer_table
@@ -146,7 +147,8 @@ def report_page(
         "sharpness": "" if queries is None else sharpness_section(queries, metadata=metadata),
         "blocks": block_section(layers),
         "budget": budget_section(samples, layers, metadata=metadata),
-        "noise": noise_section(noise_of_run(run, diffusion)),
+        "noise": noise_section(noise_of_run(run, diffusion))
+        + checkpoint_section(samples, diffusion, metadata=metadata),
         "layers": "" if queries is not None and not layers else layer_table(layers, curves=names[:MOST_LAYERS]),
         "without_layers": " hidden" if queries is not None and not layers else "",
     }

@@ -63,7 +63,7 @@ def run_table(
             )
         )
         return collected_text(out)
-    out.print(Text(". ".join(headline_and_details(summaries, findings))), end="\n\n")
+    out.print(Text(". ".join(filter(None, headline_and_details(summaries, findings)))), end="\n\n")
     all_rows = folded(summaries)
     rows = most_telling(all_rows, summaries, most=most)
     gap = 2 if out.width >= _ROOMY else 1
