@@ -23,6 +23,7 @@ from equilibria.diagnosis.series import (
     without_gradient_since,
     zero_gradient_since,
 )
+from equilibria.diagnosis.siblings import is_row_kind, kind_of
 from equilibria.errors import whole
 from equilibria.records.tables import GAIN_LAW, LAWS, NO_EQUILIBRIUM, SETTLED, SETTLING, STATES
 
@@ -174,7 +175,8 @@ def _idle(series: Series) -> list[str | None]:
     for since, what in ((zero, "gradient exactly 0"), (missing, "no gradient")):
         for position in np.flatnonzero(np.isfinite(since)).tolist():
             always = since[position] == series.columns["step"][series.first[position]]
-            reasons[position] = what if always else f"{what} since step {int(since[position]):,}"
+            if always or not is_row_kind(kind_of(series.names[position])):  # a rare token comes back
+                reasons[position] = what if always else f"{what} since step {int(since[position]):,}"
     for position in np.flatnonzero(lr_is_zero & ~np.isfinite(missing)).tolist():
         reasons[position] = "lr is 0"
     return reasons

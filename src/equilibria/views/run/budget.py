@@ -19,9 +19,9 @@ _NOTHING = "–"
 _HEADINGS = ("layer", "change of ln ‖w‖²", "random steps", "gradient", "decay", "gain G")
 _CAPTION = (
     "Hundredths per 100 steps, over the window of the table of layers. Random steps: F times the squared angle, with "
-    "the F of the optimizer. Gradient: what is left, the pull of the gradient before momentum as the optimizer scales it; "
-    "unevenly scaled gradients make it look too far inward. A norm is in equilibrium where the three cancel. G with "
-    "its standard error is of the last sample."
+    "the F of the optimizer. Gradient: what is left, the pull of the gradient before momentum as the optimizer scales "
+    "it; unevenly scaled gradients make it look too far inward. A norm is in equilibrium where the three cancel. G "
+    "with its standard error is of the last sample."
 )
 
 
