@@ -89,7 +89,7 @@ def test_gradients_of_zero_that_do_not_last_are_no_finding(share):
 @pytest.mark.parametrize("at", [3, 12], ids=["between the last samples", "long before"])
 def test_longer_steps_tell_of_a_gradient_between_two_samples(at):
     """Momentum alone makes ever shorter steps."""
-    names, steps = rows()
+    _, steps = rows()
     sampled = np.unique(steps)
     dead, angle = steps >= 500, clean().samples["angle"].to_numpy()
     fading = np.where(dead, 1e-3 * 0.99 ** (steps - 500), angle)
@@ -101,7 +101,7 @@ def test_longer_steps_tell_of_a_gradient_between_two_samples(at):
 
 
 def test_a_norm_that_changed_tells_of_a_gradient_between_two_samples():
-    names, steps = rows()
+    _, steps = rows()
     frozen, norm = steps >= 500, clean().samples["norm"].to_numpy()
     columns = {name: np.where(frozen, np.nan, clean().samples[name].to_numpy()) for name in ("angle", "grad_norm")}
     columns["norm"] = np.where(frozen, np.where(steps < np.unique(steps)[-3], 2.0, 2.001), norm)

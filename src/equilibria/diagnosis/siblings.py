@@ -62,7 +62,7 @@ class Siblings:
         return tuple(member for member in self.members if ends[member.last_step] == max(ends.values()))
 
     def unlike(self, field: str) -> dict[str, float]:
-        """The members whose number is unlike that of their siblings at these steps: name -> factor against the median."""
+        """The members whose number is unlike that of their siblings then: name -> factor against the median."""
         known = [(member.name, getattr(member, field)) for member in self.of_one_window]
         return far_from_median({name: value for name, value in known if value is not None})
 

@@ -19,6 +19,7 @@ from equilibria.diagnosis.metadata import rule_from_metadata
 from equilibria.diagnosis.run import SampledRun as SortedRun
 from equilibria.diagnosis.run import decays, sampled_run
 from equilibria.diagnosis.series import SETTINGS
+from equilibria.diagnosis.siblings import is_row_kind, kind_of
 from equilibria.errors import EquilibriaError, whole
 from equilibria.findings import counted
 from equilibria.records import read_record
@@ -288,6 +289,8 @@ def _without_gain(entry: Mapping[str, Any], columns: Mapping[str, Any], rule: Ru
         return (
             f"{looks} scale-invariant, and no law gives the size of its gradient, which {type(rule).__name__} follows"
         )
+    if is_row_kind(kind_of(entry["name"])) and len(entry.get("shape", ())) < 3:
+        return "a row of a matrix, whose gradient comes and goes; without granularity= the whole matrix is forecast"
     if len(entry.get("shape", ())) < 2:
         return "it is not known to be a matrix" if "shape" not in entry else "a vector has no steady growth gain"
     if not columns["weight_decay"][-1] > 0:
