@@ -49,7 +49,7 @@ for (label, field), colour in zip(parts.items(), (style.BLUE, style.ORANGE, styl
         stack += part
     left.plot([], [], color=colour, linewidth=6, alpha=0.55, label=label)
 left.plot(middle, [100 * stretch.growth for stretch in stretches], color="black", linewidth=1.5, label="change")
-left.set(xlabel="steps", ylabel=f"% of ||w||² per 100 steps, {name.removesuffix('.weight')}")
+left.set(xlabel="steps", ylabel="change of ln ||w||² per 100 steps, in %", title=name.removesuffix(".weight"))
 left.legend(fontsize=8)
 
 for name, colour in SHOWN.items():

@@ -108,6 +108,7 @@ def test_the_groups_of_invariant_weights_may_be_scaled_all_at_once():
         for name in invariant:
             precise.get_parameter(name).mul_(3.0)
     assert torch.allclose(precise(inputs), before, rtol=1e-10, atol=1e-10)
+    assert split.decayed["stem.bias"].endswith("; decays as they do, which keeps their proportions")
     either = [split.decayed[f"linear{number}.weight"] for number in (1, 2)]
     assert all("not scale-invariant by itself (jointly with" in reason for reason in either)
 

@@ -86,6 +86,50 @@ def test_gradients_of_zero_that_do_not_last_are_no_finding(share):
     assert all(layer.idle is None for layer in layers)
 
 
+@pytest.mark.parametrize("at", [3, 12], ids=["between the last samples", "long before"])
+def test_longer_steps_tell_of_a_gradient_between_two_samples(at):
+    """Momentum alone makes ever shorter steps."""
+    _, steps = rows()
+    sampled = np.unique(steps)
+    dead, angle = steps >= 500, clean().samples["angle"].to_numpy()
+    fading = np.where(dead, 1e-3 * 0.99 ** (steps - 500), angle)
+    fading = np.where(steps >= sampled[-at], 2 * fading, fading)
+    table = edited(with_zero_gradients(dead), angle=fading)
+    layers, _ = summarise_and_diagnose(table, metadata=clean().metadata)
+    wanted = None if at == 3 else f"gradient exactly 0 since step {sampled[-at]}"
+    assert {layer.idle for layer in layers} == {wanted}
+
+
+def test_a_norm_that_changed_tells_of_a_gradient_between_two_samples():
+    _, steps = rows()
+    frozen, norm = steps >= 500, clean().samples["norm"].to_numpy()
+    columns = {name: np.where(frozen, np.nan, clean().samples[name].to_numpy()) for name in ("angle", "grad_norm")}
+    columns["norm"] = np.where(frozen, np.where(steps < np.unique(steps)[-3], 2.0, 2.001), norm)
+    table = edited(clean().samples, note=np.where(frozen, NO_GRADIENT, None), **columns)
+    layers, _ = summarise_and_diagnose(table, metadata=clean().metadata)
+    assert {layer.idle for layer in layers} == {None}
+
+
+def test_a_row_of_a_rare_token_is_predicted_between_its_visits():
+    """Every fifth step is sampled: a token that is there at every 40th is met by no sample for hundreds of steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(4, 16), nn.Linear(16, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3, weight_decay=0.1)
+    with eq.watch(model, optimizer, every=5, granularity={"0.weight": "row"}) as monitor:
+        for step in range(400):
+            tokens = torch.randint(2, (8,))
+            if step % 40 == 2:
+                tokens[0] = 2
+            loss = nn.functional.cross_entropy(model(tokens), torch.randint(3, (8,)))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        layers, _ = summarise_and_diagnose(monitor.samples(), metadata=monitor.metadata)
+    rare, never = (next(layer for layer in layers if layer.name == f"0.weight[{row}]") for row in (2, 3))
+    assert rare.idle is None and rare.angle_predicted is not None
+    assert never.idle == "gradient exactly 0"
+
+
 def test_a_loss_logged_only_since_then_is_named_without_a_loss_before():
     _, steps = rows()
     metrics = KeptMetrics()
@@ -100,6 +144,8 @@ def test_a_layer_frozen_during_the_run_is_named_with_its_step_and_has_no_time_to
     names, steps = rows()
     frozen = (names == "conv2.weight") & (steps >= 500)
     columns = {name: np.where(frozen, np.nan, clean().samples[name].to_numpy()) for name in ("angle", "grad_norm")}
+    norm = clean().samples["norm"].to_numpy()
+    columns["norm"] = np.where(frozen, norm[(names == "conv2.weight") & (steps == 500)], norm)
     table = edited(clean().samples, note=np.where(frozen, NO_GRADIENT, None), **columns)
     layers, findings = summarise_and_diagnose(table, metadata=clean().metadata)
     (finding,) = findings

@@ -8,13 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.report_helpers import table
+from tests.helpers.sample_worlds import edited
 from torch import nn
 
 import equilibria as eq
 from equilibria.diagnosis import diagnose
 from equilibria.diagnosis.outliers import outliers
 from equilibria.diagnosis.run import sampled_run
+from equilibria.diagnosis.siblings import siblings
 from equilibria.diagnosis.summary import summarise_run
+from equilibria.records.tables import NO_GRADIENT
 
 KINDS = {"attn.out": 0.004, "mlp.up": 0.003}  # angle per step
 STEPS = np.arange(0, 200, 5)
@@ -103,6 +106,22 @@ def test_a_planted_fault_is_the_only_finding_and_names_its_tensor(changes, kind,
     (finding,) = found({ONE: changes})
     assert (finding.kind, finding.subject) == (kind, subject)
     assert evidence in finding.evidence
+
+
+def test_a_tensor_that_gets_no_gradient_any_more_is_not_compared_with_later_steps_of_its_siblings():
+    """Its last samples have the lr of earlier steps: steps five times as long are none of another size."""
+    rows, metadata = samples()
+    step, name = rows["step"].to_numpy(), np.array(rows["param"].to_pylist())
+    falls = np.where(step < 100, 1.0, 0.2)
+    gone = (name == ONE) & (step >= 100)
+    columns = {field: rows[field].to_numpy() * falls for field in ("lr", "angle", "relative_update", "update_norm")}
+    for field in ("angle", "relative_update", "update_norm", "grad_norm"):
+        columns[field] = np.where(gone, np.nan, columns.get(field, rows[field].to_numpy()))
+    run = sampled_run(edited(rows, note=np.where(gone, NO_GRADIENT, None), **columns), metadata=metadata)
+    summaries = summarise_run(run)
+    assert not list(outliers(run, summaries))
+    (kind,) = (kind for kind in siblings(summaries) if ONE in {member.name for member in kind.members})
+    assert ONE not in kind.unlike("angle") and len(kind.of_one_window) == BLOCKS - 1
 
 
 def test_a_frozen_tensor_among_trained_siblings_is_named():

@@ -107,9 +107,10 @@ def test_a_window_has_twenty_samples_where_there_are_as_many():
     [
         lambda step: 0.05 * (1 + math.cos(math.pi * step / 300)),
         lambda step: 0.1 * (1 - step / 299),
+        lambda step: 0.1 * min(1, (300 - step) / 60),
         lambda step: 0.1 * (step + 1) / 300,
     ],
-    ids=["cosine", "linear to zero", "warm-up"],
+    ids=["cosine", "linear to zero", "zero after a plateau", "warm-up"],
 )
 def test_a_window_under_a_schedule_holds_samples_at_about_the_present_settings(lr):
     table = clean().samples.slice(0, 900)
@@ -124,10 +125,12 @@ def test_a_window_under_a_schedule_holds_samples_at_about_the_present_settings(l
             count += 1
         return rows[-count:]
 
-    if len(alike()) < 20:  # the tail of a schedule that falls to nothing
-        rows = [step for step in rows if lr(step) >= 0.05 * 0.1]
+    everything = list(rows)
+    for eighth in range(1, 9):  # the tail of a schedule that falls, a fifth at most
+        if len(alike()) < 10:
+            rows = everything[: len(everything) - int(eighth / 8 * 0.2 * len(everything))]
     window = alike()
-    assert len(window) >= 14
+    assert len(window) >= 10
     for layer in summarise(table, metadata=clean().metadata):
         assert (layer.samples, layer.first_step, layer.last_step) == (len(window), window[0], window[-1])
         assert layer.lr_range == (min(map(lr, window)), max(map(lr, window)))

@@ -149,6 +149,33 @@ def test_parameters_that_are_invariant_together_need_one_law(lr, weight_decay, p
         assert row.severity == ("note" if problem else "")
 
 
+class PreNorm(nn.Module):
+    """A residual stream, in which stem and branch are invariant together, biases included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm, self.last = nn.Linear(4, 8), nn.LayerNorm(8), nn.LayerNorm(8)
+        self.up, self.down, self.head = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 3)
+
+    def forward(self, inputs):
+        features = self.stem(inputs)
+        features = features + self.down(torch.relu(self.up(self.norm(features))))
+        return self.head(self.last(features))
+
+
+@pytest.mark.parametrize("weight_decay", [0.1, 0.0])
+def test_invariance_without_decay_is_that_of_the_whole_set(weight_decay):
+    """The usual groups, matrices decay and vectors do not: no bias is then called invariant by itself."""
+    torch.manual_seed(0)
+    net = PreNorm()
+    matrices, vectors = ([p for p in net.parameters() if (p.ndim > 1) is wanted] for wanted in (True, False))
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    rows = examine(TrainingSetup(net, torch.optim.AdamW(groups, lr=1e-3), batches(), default_loss)).rows
+    bare = {row.name for row in rows if "invariant but not decayed" in row.problem}
+    assert {"stem.weight", "stem.bias"} <= bare if weight_decay == 0 else not bare
+    assert not [row.name for row in rows if row.severity == "warning" and weight_decay]
+
+
 def test_a_parameter_in_no_group():
     row = rows_of(lambda net: torch.optim.SGD([net[0].weight], lr=0.1))["3.weight"]
     assert "never trained" in row.problem

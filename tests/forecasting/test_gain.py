@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -189,6 +190,43 @@ def test_a_matrix_under_an_identified_optimizer_follows_the_powers_of_its_step(r
 def test_other_layers_are_refused_with_the_reason(run, entry, reason):
     with pytest.raises(EquilibriaError, match=reason):
         forecast(as_matrices(run, **entry), schedule=LR, steps=900)
+
+
+def test_rows_are_refused_and_matrices_of_a_stack_are_not(run):
+    """Rows of an embedding get a gradient now and then: half of them were off by more than 10 per cent."""
+    names = [f"wte[{layer}]" for layer in range(len(run.metadata["params"]))]
+    old = [layer["name"] for layer in run.metadata["params"]]
+    renamed = [names[old.index(name)] for name in run.table["param"].to_pylist()]
+    place = run.table.column_names.index("param")
+    table = run.table.set_column(place, "param", pa.array(renamed, pa.string()).dictionary_encode())
+    rows = Run(table, {"params": [{**e, "name": n} for e, n in zip(run.metadata["params"], names, strict=True)]})
+    with pytest.raises(EquilibriaError, match="a row of a matrix, whose gradient comes and goes"):
+        forecast(rows, schedule=LR, steps=900)
+    assert len(forecast(as_matrices(rows, shape=[8, 20, 20]), schedule=LR, steps=900).layers) == len(names)
+
+
+@pytest.mark.parametrize("gain", [12.0, -9.0])
+def test_the_band_of_the_gain_widens_as_the_angle_falls(cohort, gain):
+    """G is off by its error, and by its wander per e-fold of the fall, in one direction."""
+    steps, lr = 400, LR * np.linspace(1.0, 0.1, 400)
+    planted = {"gain": gain, "gain_error": 1.0, "fall_wander": 5.0, "relaxed": 1.0, "size_wander": 0.0}
+    changed = {name: np.full(8, value) if name != "size_wander" else value for name, value in planted.items()}
+    fitted = dataclasses.replace(fit(cohort), **changed)
+    displaced = integrate(cohort, fitted, course(steps, lr), shown=np.arange(steps)).norm_sq[:, :, 1]
+    log_norm_sq = np.log(fitted.norm_sq)
+    for step in range(steps):
+        angle = lr[step] * np.sqrt(fitted.size_sq) / np.exp(log_norm_sq / 2)
+        if step % 4 == 0:
+            fall = -np.log(angle / np.sqrt(fitted.angle_sq))
+            present = (gain + 1) * np.exp(0.25 * fall * (gain > 0)) + 5 * np.maximum(fall, 0)
+        np.testing.assert_allclose(displaced[step], np.exp(log_norm_sq), rtol=1e-10)
+        turned_sq = np.where(present > 0, angle**2, np.minimum(angle**2, fitted.angle_sq))
+        log_norm_sq = log_norm_sq + present * turned_sq - 2 * lr[step] * WD
+
+
+def test_entrywise_updates_alone_have_a_wander_with_the_angle(cohort):
+    assert (fit(cohort).fall_wander > 0).all()
+    assert not fit(dataclasses.replace(cohort, rule=Muon(LR, WD))).fall_wander.any()
 
 
 def test_matrices_without_decay_are_refused():

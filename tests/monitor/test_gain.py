@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import equilibria as eq
+from equilibria.diagnosis.invariance import InvarianceTest
 from equilibria.monitor import sample_rows
 from equilibria.monitor.gain import GainPrediction, GainPredictor
 from equilibria.monitor.reading import MeasuredStep
@@ -186,8 +187,10 @@ def test_a_checkpoint_continues_bit_for_bit():
 # ---- among the other rows of a sample
 
 
-def sampled(monkeypatch: pytest.MonkeyPatch | None = None) -> dict[str, list[object]]:
-    """Samples of a normalised layer with a label, and of a head that is not invariant."""
+def sampled(
+    monkeypatch: pytest.MonkeyPatch | None = None, *, invariant: tuple[str, ...] | None = ("0.weight",)
+) -> dict[str, list[object]]:
+    """Samples of a normalised layer, by default with a label, and of a head that is not invariant."""
     if monkeypatch is not None:
         whole = GainPredictor.predict
 
@@ -200,7 +203,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch | None = None) -> dict[str, list[obj
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(12, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3, weight_decay=0.1)
-    with eq.watch(net, optimizer, every=1, invariant=["0.weight"]) as monitor:
+    with eq.watch(net, optimizer, every=1, invariant=invariant) as monitor:
         for _ in range(150):
             inputs = torch.randn(16, 12)
             nn.functional.cross_entropy(net(inputs), torch.randint(3, (16,))).backward()
@@ -218,6 +221,17 @@ def test_the_law_of_invariant_weights_keeps_its_numbers(monkeypatch: pytest.Monk
     others = [row for row, name in enumerate(both["param"]) if name == "3.weight"]
     assert both["law"][others[-1]] == GAIN_LAW and both["angle_predicted"][others[-1]] is not None
     assert alone["angle_predicted"][others[-1]] is None
+
+
+def test_a_weight_that_may_be_invariant_is_predicted_by_its_gain_once_that_is_known(monkeypatch: pytest.MonkeyPatch):
+    """While it is undecided; the law of invariant weights may be off by 26 per cent there, and is not judged."""
+    monkeypatch.setattr(InvarianceTest, "add", lambda *_: None)
+    samples = sampled(invariant=None)
+    rows = [row for row, name in enumerate(samples["param"]) if name == "0.weight"]
+    laws = [samples["law"][row] for row in rows]
+    first = laws.index(GAIN_LAW)
+    assert INVARIANT_LAW in laws[:first] and set(laws[first:]) == {GAIN_LAW}
+    assert first == next(place for place, row in enumerate(rows) if samples["gain"][row] is not None) + 1
 
 
 def test_the_three_terms_of_a_step_follow_from_the_columns():

@@ -161,7 +161,7 @@ def decay_reason(name: str, param: Tensor, role: str, symmetries: Symmetries) ->
     if param.ndim >= 2:
         return True, f"{role}: {why}; decay, gradient and random steps set its norm"
     if is_scale_invariant(name, symmetries):
-        return True, f"{role}: {why}; decay sets how fast they turn together"
+        return True, f"{role}: {why}; decays as they do, which keeps their proportions"
     return False, f"{role}: {why}; the gradient holds its size, decay would shift it"
 
 

@@ -114,7 +114,9 @@ def _speed_against(layer: LayerSummary, kind: Siblings) -> str:
 
 
 def _factor(layer: LayerSummary, kind: Siblings, field: str) -> float | None:
-    others = [getattr(member, field) for member in kind.members if member is not layer]
+    if layer not in kind.of_one_window:
+        return None
+    others = [getattr(member, field) for member in kind.of_one_window if member is not layer]
     known = [value for value in others if value is not None]
     own = getattr(layer, field)
     return None if own is None or not known or median(known) <= 0 else own / median(known)
@@ -130,7 +132,7 @@ def _steps(run: SampledRun, kinds: Sequence[Siblings], *, known: set[str]) -> It
     for kind in kinds:
         judged = {
             member.name: member.update_per_entry
-            for member in kind.members
+            for member in kind.of_one_window
             if member.samples >= _FEWEST
             and member.update_per_entry is not None
             and (rule := rules[member.name]) is not None

@@ -30,6 +30,8 @@ _NO_STEP = [NOTES.index(word) for word in (SKIPPED, NOT_FINITE, NO_GRADIENT, REM
 _JUMP = 0.1  # relative change of a setting between two samples that ends a window
 _ALIKE = 2  # factor between a setting and its last value up to which a sample counts as taken at the present settings
 _LASTING = 10  # samples at the end of a run
+_LONGER = 1.1  # factor between the steps of two samples
+_ROUNDING = 1e-6  # relative, of norms and angles of float32 weights
 _HUGE = 1e50  # above it, and below its inverse, squares and ratios of ratios leave the range of float64
 _SIGNED = ("cosine", "momentum_unit_grad_sq", "pull", "growth", "gain")
 _MAY_VANISH = ("grad_norm", "update_norm")
@@ -297,21 +299,46 @@ def _with_first_rows(series: Series, flags: Array) -> Array:
     return flags
 
 
-def flagged_since(series: Series, flags: Array) -> Array:
-    """The step of each parameter since which all its rows are flagged, 10 of them at least; NaN without any."""
-    begin = np.maximum(last_true(series, ~flags) + 1, series.first[:-1])
+def flagged_since(series: Series, flags: Array, *, moved: Array) -> Array:
+    """The step of each parameter since which all its rows are flagged, 10 of them at least; NaN without any.
+
+    Args:
+        series: the rows.
+        flags: which rows are flagged.
+        moved: rows before which something else happened since the row before them: the rows since then count.
+    """
+    begin = np.maximum(np.maximum(last_true(series, ~flags) + 1, last_true(series, moved)), series.first[:-1])
     lasting = series.first[1:] - begin >= _LASTING
     return np.where(lasting, np.append(series.columns["step"], 0)[np.where(lasting, begin, -1)], np.nan)
 
 
 def without_gradient_since(series: Series) -> Array:
-    """The step of each parameter since which it got no gradient, for 10 samples at least; NaN if it got one."""
-    return flagged_since(series, series.columns["note"] == NOTES.index(NO_GRADIENT))
+    """The step of each parameter since which it got no gradient, for 10 samples at least; NaN if it got one.
+
+    A parameter without a gradient does not move: a norm that changed tells of gradients between two samples.
+    """
+    norm = series.columns["norm"]
+    changed = np.abs(norm / _before(series, norm) - 1) > _ROUNDING
+    return flagged_since(series, series.columns["note"] == NOTES.index(NO_GRADIENT), moved=changed)
 
 
 def zero_gradient_since(series: Series) -> Array:
-    """The step of each parameter since which its gradient is exactly 0, for 10 samples at least; NaN if it is not."""
-    return flagged_since(series, series.columns["grad_norm"] == 0)
+    """The step of each parameter since which its gradient is exactly 0, for 10 samples at least; NaN if it is not.
+
+    Without a gradient momentum makes ever smaller steps: larger ones tell of gradients between two samples.
+    """
+    angle = series.columns["angle"]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        length = angle * series.columns["norm"] / series.columns["lr"]
+        longer = (length > _LONGER * _before(series, length)) & (angle > _ROUNDING)
+    return flagged_since(series, series.columns["grad_norm"] == 0, moved=longer)
+
+
+def _before(series: Series, values: Array) -> Array:
+    """The value in the row before each, NaN in each parameter's first row."""
+    before = np.append(np.nan, values[:-1])[: len(values)]
+    before[series.first[:-1][series.counts > 0]] = np.nan
+    return before
 
 
 def last_true(series: Series, flags: Array) -> Array:

@@ -55,9 +55,15 @@ class Siblings:
         """The known numbers of a field of `LayerSummary`."""
         return [value for member in self.members if (value := getattr(member, field)) is not None]
 
+    @property
+    def of_one_window(self) -> tuple[LayerSummary, ...]:
+        """The members whose windows end at the step at which most of them do: the others have other settings."""
+        ends = Counter(member.last_step for member in self.members)
+        return tuple(member for member in self.members if ends[member.last_step] == max(ends.values()))
+
     def unlike(self, field: str) -> dict[str, float]:
-        """The members whose number is unlike that of their siblings: name -> factor against the median."""
-        known = [(member.name, getattr(member, field)) for member in self.members]
+        """The members whose number is unlike that of their siblings then: name -> factor against the median."""
+        known = [(member.name, getattr(member, field)) for member in self.of_one_window]
         return far_from_median({name: value for name, value in known if value is not None})
 
 

@@ -24,13 +24,15 @@ from equilibria.diagnosis.series import (
     without_gradient_since,
     zero_gradient_since,
 )
+from equilibria.diagnosis.siblings import is_row_kind, kind_of
 from equilibria.errors import whole
 from equilibria.records.tables import GAIN_LAW, LAWS, NO_EQUILIBRIUM, SETTLED, SETTLING, STATES
 from equilibria.theory.equilibrium import ROUNDED_AWAY
 from equilibria.theory.identified import Identified
 from equilibria.theory.rules import SGD, AdamL2, Rule
 
-_TAIL, _LONGEST_TAIL = 0.05, 0.2  # of the highest lr since a jump, and of the samples since it
+_TAILS = 0.025 * np.arange(1, 9)  # of the samples since a jump
+_FEW = 10  # samples at about one lr that are worth leaving out a tail for
 _PACE, _REGULAR = 4, 0.5  # changes of lr that give the pace of a schedule, and how far their distances may differ
 _ABOUT = 1.28  # factor of the angle from equilibrium up to which a layer with a measured gain may count as settled
 _OF_EQUILIBRIUM = (
@@ -52,8 +54,8 @@ def summarise(samples: pa.Table, *, metadata: Mapping[str, Any], window: int | N
     window holds only samples at which every setting was within a factor of 2 of its present value, and none from before
     a jump by more than a tenth; it may hold fewer than 20. Left out are steps with an lr of 0, which move nothing,
     samples without a prediction where others have one, the first steps of a run where they were sampled more densely
-    than the others, and the tail of a schedule that falls to nothing: the last samples, a fifth at most, with an lr
-    below 5 % of the highest since the last jump, unless 20 of them have about the same lr.
+    than the others, and the steep tail of a falling schedule: the fewest last samples, a fifth at most of those since
+    the last jump, before which 10 have an lr within a factor of 2.
 
     Args:
         samples: the sample table of a monitor or of a recorded run.
@@ -184,7 +186,8 @@ def _idle(series: Series) -> list[str | None]:
     for since, what in ((zero, "gradient exactly 0"), (missing, "no gradient")):
         for position in np.flatnonzero(np.isfinite(since)).tolist():
             always = since[position] == series.columns["step"][series.first[position]]
-            reasons[position] = what if always else f"{what} since step {int(since[position]):,}"
+            if always or not is_row_kind(kind_of(series.names[position])):  # a rare token comes back
+                reasons[position] = what if always else f"{what} since step {int(since[position]):,}"
     for position in np.flatnonzero(lr_is_zero & ~np.isfinite(missing)).tolist():
         reasons[position] = "lr is 0"
     return reasons
@@ -204,15 +207,21 @@ def _or_none(values: Array) -> list[Any]:
 
 
 def _without_tail(taken: Series) -> Series:
-    """The rows without the tail of a schedule that falls to nothing, of parameters that have few others at its lr."""
-    first = np.maximum(taken.last_jump, taken.first[:-1])
-    row, lr = np.arange(taken.first[-1]), np.nan_to_num(taken.columns["lr"])
-    since_jump = row >= np.repeat(first, taken.counts)
-    highest = np.maximum.reduceat(np.append(np.where(since_jump, lr, 0.0), 0.0), taken.first[:-1])
-    tail_begin = last_true(taken, since_jump & (lr >= _TAIL * np.repeat(highest, taken.counts))) + 1
-    tail = taken.first[1:] - tail_begin
-    leave_out = (tail <= _LONGEST_TAIL * taken.since_jump) & (_alike(taken) < LEAST_WINDOW) & (taken.counts > 0)
-    return taken.where(~np.repeat(leave_out, taken.counts) | (row < np.repeat(tail_begin, taken.counts)))
+    """The rows without the tail of a falling schedule, of parameters with few rows at about the last lr.
+
+    Left out are the fewest rows behind which `_FEW` have about the lr of the last one; where no tail allowed is long
+    enough, those behind which most have it.
+    """
+    best, cut = np.minimum(_alike(taken), _FEW), np.zeros(len(taken.names), dtype=np.int64)
+    if (best == _FEW).all():
+        return taken
+    settings, row = taken.only(**{name: taken.columns[name] for name in SETTINGS}), np.arange(taken.first[-1])
+    for share in _TAILS:
+        tail = (share * taken.since_jump).astype(np.int64)
+        earlier = settings.where(row < np.repeat(taken.first[1:] - tail, taken.counts))
+        alike = np.where(earlier.last("lr") > taken.last("lr"), np.minimum(_alike(earlier), _FEW), 0)
+        best, cut = np.maximum(best, alike), np.where(alike > best, tail, cut)
+    return taken.where(row < np.repeat(taken.first[1:] - cut, taken.counts))
 
 
 def _without_start(series: Series) -> Series:

@@ -134,10 +134,11 @@ def _row(
     partners = () if name in sym.alone else sym.jointly.get(name, ())
     alike = all(_same_law(group, settings[other]) for other in partners)
     equilibrium = _equilibrium(group, param, is_invariant=name in sym.alone) if group else {}
-    severity, problem, remedy = _problem(name, param, role, group, sym)
+    none_decays = all((held := settings[other]) is None or not held.weight_decay for other in partners)
+    severity, problem, remedy = _problem(name, param, role, group, sym, none_decays=none_decays)
     if not problem and not alike and is_scale_invariant(name, sym):
         severity, problem = "note", "jointly invariant with parameters of another lr or weight decay: no common law"
-        remedy = "give parameters that are invariant together one lr and weight decay"
+        remedy = "nothing needs doing in training; one law for all of them needs one lr and weight decay"
     return ParameterRow(
         name=name,
         role=role,
@@ -176,7 +177,7 @@ def _equilibrium(group: _Settings, param: Tensor, *, is_invariant: bool) -> dict
 
 
 def _problem(
-    name: str, param: Tensor, role: str, group: _Settings | None, sym: Symmetries
+    name: str, param: Tensor, role: str, group: _Settings | None, sym: Symmetries, *, none_decays: bool
 ) -> tuple[Severity | Literal[""], str, str]:
     """Severity, problem and remedy; empty where nothing is wrong."""
     if name in sym.no_effect:
@@ -199,7 +200,7 @@ def _problem(
             f"lr x wd = {group.lr * group.weight_decay:.1e} is rounded away in {param.dtype}: decay has no effect",
             "keep a float32 copy of the weights, or a larger lr x wd",
         )
-    if group.weight_decay == 0 and should_decay and is_scale_invariant(name, sym):
+    if group.weight_decay == 0 and none_decays and is_scale_invariant(name, sym):
         return (
             "warning" if param.ndim >= 2 else "note",
             "invariant but not decayed: its norm grows and its effective lr falls like t^-1/2",

@@ -21,7 +21,7 @@ from equilibria.theory._reals import Array
 from equilibria.theory.gain import growth_gain, measured_gain
 from equilibria.theory.identified import Identified
 from equilibria.theory.requested import norm_power
-from equilibria.theory.rules import AdamL2, AdamW, Rule
+from equilibria.theory.rules import AdamL2, AdamW, Lion, Rule
 
 GAIN_FALL = 0.25  # power of 1 / angle in G
 RELAXING = 0.5  # power of lr in kappa - 1
@@ -31,6 +31,7 @@ _LEAST_SAMPLES = 2 * BATCHES + 1
 
 # Standard deviations after the record, so that the bands of 16 runs of small transformers hold 90 %.
 _GAIN_WANDER = 0.2  # of G, over G or half of F, whichever is larger
+_FALL_WANDER = 0.7  # of G, over the same, per e-fold that the angle falls, if a step scales every entry by itself
 _SIZE_WANDER = 0.02  # of ln u, per e-fold of the steps done
 
 
@@ -42,6 +43,7 @@ class GainFit:
         window: first and last step of the fitted samples.
         gain: G over the window.
         gain_error: its standard deviation after the record: its standard error, and its wander.
+        fall_wander: standard deviation of the change of G per e-fold that the angle falls.
         balanced: whether G is above 0 by two standard errors: otherwise there is no equilibrium.
         angle_sq: mean of the squared angle over the window, which G belongs to.
         size_sq: u^2, mean of (angle ||w||^p / lr^a)^2 over the window.
@@ -61,6 +63,7 @@ class GainFit:
     window: tuple[int, int]
     gain: Array
     gain_error: Array
+    fall_wander: Array
     balanced: NDArray[np.bool_]
     angle_sq: Array
     size_sq: Array
@@ -86,10 +89,12 @@ def fit_gain(cohort: Cohort) -> GainFit:
     size_sq = angle_sq * norm_sq**power / lr ** (2 * lr_power)
     mean_size_sq = size_sq.mean(axis=0)
     gain, error = _gain(cohort, rows)
+    unit = np.maximum(np.abs(gain), growth_gain(cohort.rule) / 2)
     return GainFit(
         window=(int(step[0]), int(step[-1])),
         gain=gain,
-        gain_error=np.hypot(error, _GAIN_WANDER * np.maximum(np.abs(gain), growth_gain(cohort.rule) / 2)),
+        gain_error=np.hypot(error, _GAIN_WANDER * unit),
+        fall_wander=_FALL_WANDER * unit * isinstance(cohort.rule, AdamW | AdamL2 | Lion),
         balanced=gain > KNOWN * error,
         angle_sq=angle_sq.mean(axis=0),
         size_sq=mean_size_sq,

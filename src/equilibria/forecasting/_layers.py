@@ -20,6 +20,7 @@ from equilibria.diagnosis.metadata import rule_from_metadata
 from equilibria.diagnosis.run import SampledRun as SortedRun
 from equilibria.diagnosis.run import decays, sampled_run
 from equilibria.diagnosis.series import SETTINGS
+from equilibria.diagnosis.siblings import is_row_kind, kind_of
 from equilibria.diagnosis.summary import summarise_run
 from equilibria.errors import EquilibriaError, whole
 from equilibria.findings import counted
@@ -293,6 +294,8 @@ def _without_gain(entry: Mapping[str, Any], columns: Mapping[str, Any], rule: Ru
         looks = "is not" if entry.get("invariant") is not None else "does not look"
         name = "Adam" if isinstance(rule, AdamL2) else type(rule).__name__
         return f"{looks} scale-invariant, and no law gives the size of its gradient, which {name} follows"
+    if is_row_kind(kind_of(entry["name"])) and len(entry.get("shape", ())) < 3:
+        return "a row of a matrix, whose gradient comes and goes; without granularity= the whole matrix is forecast"
     if len(entry.get("shape", ())) < 2 and not entry.get("matrix"):
         return "it is not known to be a matrix" if "shape" not in entry else "a vector has no steady growth gain"
     if not columns["weight_decay"][-1] > 0:

@@ -167,10 +167,12 @@ def _by_gain(fitted: GainFit, schedule: GroupSchedule, shown: Steps, *, central:
     with np.errstate(divide="ignore", invalid="ignore"):
         per_decay = 2 * fitted.in_force * fitted.angle_sq ** (-GAIN_FALL / 2) / fitted.gain
         scale = np.where(fitted.balanced, per_decay, 0.0) ** (exponent / 2)
-    rows = (fitted.gain, fitted.size_sq, fitted.relaxed, np.zeros(layers), fitted.angle_sq, fitted.in_force, scale)
+    none = np.zeros(layers)
+    rows = (fitted.gain, fitted.size_sq, fitted.relaxed, none, fitted.angle_sq, fitted.in_force, scale, none)
     law = np.repeat(np.stack(rows)[:, :, np.newaxis], members, axis=2)
     if members > 1:
         law[0, :, 1] += fitted.gain_error
+        law[7, :, 1] = fitted.fall_wander
         law[3, :, 2] = fitted.size_wander
         law[2, :, 3] = 1.0
     lr, decay = schedule.lr, schedule.lr * schedule.weight_decay
@@ -330,7 +332,8 @@ def _integrate_gain(
 
     Columns of ``settings``: lr^2, lr wd, share of u^2 that has not relaxed, ln of the steps done over those at the
     start, and the power of lr wd in the equilibrium angle. Rows of ``law``: G; u^2, its share that stays at lr 0, its
-    wander; the squared angle that G belongs to; decay in force over lr wd; factor of the equilibrium angle.
+    wander; the squared angle that G belongs to; decay in force over lr wd; factor of the equilibrium angle; change of G
+    per e-fold that the angle has fallen.
     """
     paths = log_norm_sq.shape[0]
     gain, size_sq = law[0].copy(), law[1].copy()
@@ -344,8 +347,10 @@ def _integrate_gain(
                 share = law[2, n] + (1.0 - law[2, n]) * kept
                 size_sq[n] = law[1, n] * share * math.exp(2.0 * law[3, n] * done)
             angle_sq = lr_sq * size_sq[n] * math.exp(-power * before)
-            if t % _HOLD == 0 and gain[n] > 0.0 and angle_sq > 0.0:
-                gain[n] = law[0, n] * (angle_sq / law[4, n]) ** (-0.5 * GAIN_FALL)
+            if t % _HOLD == 0 and angle_sq > 0.0:
+                risen = 0.5 * math.log(angle_sq / law[4, n])
+                gain[n] = law[0, n] * (math.exp(-GAIN_FALL * risen) if law[0, n] > 0.0 else 1.0)
+                gain[n] += law[7, n] * max(-risen, 0.0)
             turned_sq = angle_sq if gain[n] > 0.0 else min(angle_sq, law[4, n])
             log_norm_sq[n] = before + gain[n] * turned_sq - 2.0 * law[5, n] * decay
             angle, wanted = math.sqrt(angle_sq), base * law[6, n]

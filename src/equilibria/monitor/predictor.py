@@ -105,6 +105,7 @@ class Prediction:
         steps_to_settle: until the angle is within 5 % of equilibrium.
         settled: whether it is, with a little hysteresis.
         invariant: whether the weight is scale-invariant by its label, looks so, or may be so while that is undecided.
+        undecided: whether it is.
     """
 
     angle: Array
@@ -115,6 +116,7 @@ class Prediction:
     steps_to_settle: Array
     settled: Flags
     invariant: Flags
+    undecided: Flags
 
 
 class Predictor:
@@ -247,6 +249,7 @@ class Predictor:
             steps_to_settle=steps * blank,
             settled=settled & invariant,
             invariant=invariant,
+            undecided=np.isnan(self._labels) & np.isnan(self._invariance.verdict),
         )
 
     # ---- what training tells the predictor

@@ -282,12 +282,13 @@ class SampleBuilder:
     ) -> tuple[Prediction, Flags, bool]:
         """The prediction of all rows, group by group; which rows the measured gain predicts; whether to start again.
 
-        The measured gain predicts the matrices that the law of invariant weights does not, unless a controller turns
-        them.
+        The measured gain predicts the matrices that are not known to be invariant, unless a controller turns them.
+        While that is undecided and a matrix has no gain yet, the law of invariant weights may predict it for the time
+        being.
         """
         parts: dict[str, NDArray[Any]] = {
             field.name: np.zeros(len(self.names), dtype=bool)
-            if field.name in ("settled", "invariant")
+            if field.name in ("settled", "invariant", "undecided")
             else np.full(len(self.names), np.nan)
             for field in dataclasses.fields(Prediction)
         }
@@ -330,7 +331,8 @@ class SampleBuilder:
             self._stale[rows] = ~start & (self._stale[rows] | changed[rows])
         restart |= bool((self._stale & changed).any())
         parts["angle"][self._stale] = parts["norm"][self._stale] = np.nan
-        measures = ~parts["invariant"] & self._is_matrix & ~turned
+        provisional = parts["undecided"] & np.isfinite(by_gain["angle"])
+        measures = (~parts["invariant"] | provisional) & self._is_matrix & ~turned
         for name, values in by_gain.items():
             parts[name][measures] = values[measures]
         parts["settled"] |= measures & settled_by_gain

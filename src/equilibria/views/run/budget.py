@@ -18,10 +18,10 @@ _MOST_ROWS = 40
 _NOTHING = "–"
 _HEADINGS = ("layer", "change of ln ‖w‖²", "random steps", "gradient", "decay", "gain G")
 _CAPTION = (
-    "Per cent per 100 steps, over the window of the table of layers. Random steps: F times the squared angle, with the "
-    "F of the optimizer. Gradient: what is left, the pull of the gradient before momentum as the optimizer scales it; "
-    "unevenly scaled gradients make it look too far inward. A norm is in equilibrium where the three cancel. G with "
-    "its standard error is of the last sample."
+    "Hundredths per 100 steps, over the window of the table of layers. Random steps: F times the squared angle, with "
+    "the F of the optimizer. Gradient: what is left, the pull of the gradient before momentum as the optimizer scales "
+    "it; unevenly scaled gradients make it look too far inward. A norm is in equilibrium where the three cancel. G "
+    "with its standard error is of the last sample."
 )
 
 
@@ -71,4 +71,6 @@ def _picture(stretches: Sequence[LayerBudget]) -> str:
         line("gradient", "pull", EQUILIBRIUM),
         line("decay", "decay", OTHER),
     ]
-    return svg_stack(parts, line("change", "growth", MEASURED), x="steps", y="% of ||w||² per 100 steps")
+    return svg_stack(
+        parts, line("change", "growth", MEASURED), x="steps", y="change of ln ||w||² per 100 steps, hundredths"
+    )

@@ -199,7 +199,8 @@ def _blocks(layers: Sequence[LayerSummary]) -> str:
     names = {layer.name for layer in members}
     rest = _others([layer for layer in layers if layer.name not in names])
     which = _unlike_blocks({block: factors[block] for block in unlike}, blocks, alike=alike)
-    return "; ".join(filter(None, [first, which, _unlike_layers(kinds, unlike), rest]))
+    single = _unlike_layers(kinds, unlike)
+    return "; ".join(filter(None, [first, which, f"except {single}" if alike and single else single, rest]))
 
 
 def _others(layers: Sequence[LayerSummary]) -> str:
