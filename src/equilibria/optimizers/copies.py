@@ -59,6 +59,7 @@ def copy_of(optimizer: Any, group: Group, params: Sequence[Any]) -> Any:
     """
     torch: Any = sys.modules["torch"]
     settings = {key: _copied(key, value) for key, value in group.items() if key not in FOREIGN_KEYS}
+    settings |= {key: False for key in ("capturable", "fused") if settings.get(key)}  # the same rule, for GPUs
     defaults = {key: _copied(key, value) for key, value in getattr(optimizer, "defaults", {}).items()}
     double = object.__new__(type(optimizer))
     torch.optim.Optimizer.__init__(double, [{"params": list(params), **settings}], defaults)
@@ -107,22 +108,39 @@ def copies_of(optimizer: Any, group: Group) -> MakeCopy:
 
     def constructed(params: list[Any], settings: Mapping[str, float]) -> Any:
         own = {key: value for key, value in group.items() if key in getattr(optimizer, "defaults", {})}
-        return type(optimizer)(params, **{**own, **_given(group, settings)})
+        double = type(optimizer)(params, **{**own, **_given(group, settings)})
+        if not settings_outside_groups(optimizer).items() <= settings_outside_groups(double).items():
+            raise CannotCopyError("its constructor, called with the settings of its group, makes another optimizer")
+        return double
 
-    def works(make: MakeCopy) -> bool:
+    def failure(make: MakeCopy) -> Exception | None:
         param = torch.nn.Parameter(torch.ones(4, 4, dtype=torch.float64))
         try:
             double = make([param], {})
             for _ in range(2):
                 param.grad = torch.full_like(param, 0.1)
                 step_function(type(double))(double)
-        except CannotCopyError:
-            raise
-        except Exception:
-            return False
-        return True
+        except Exception as error:
+            return error
+        return None
 
-    return plain if works(plain) or not works(constructed) else constructed
+    first = failure(plain)
+    if first is None or failure(constructed) is not None:
+        if isinstance(first, CannotCopyError):
+            raise first
+        return plain
+    return constructed
+
+
+def settings_outside_groups(optimizer: Any) -> dict[str, str]:
+    """The attributes of an optimizer that are numbers, words or functions, or contain nothing else, as text."""
+    torch: Any = sys.modules["torch"]
+    attributes = {name: value for name, value in vars(optimizer).items() if name not in _FOREIGN_ATTRIBUTES}
+    return {
+        name: repr(value)
+        for name, value in attributes.items()
+        if not name.startswith("_optimizer_") and _is_plain(value, torch)
+    }
 
 
 def _given(group: Group, settings: Mapping[str, float]) -> dict[str, Any]:

@@ -21,11 +21,11 @@ from weakref import WeakKeyDictionary
 
 from equilibria._version import __version__
 from equilibria.errors import EquilibriaError, whole
-from equilibria.optimizers.copies import FOREIGN_KEYS, Group, reference_lr, tried_shape
+from equilibria.optimizers.copies import FOREIGN_KEYS, Group, reference_lr, settings_outside_groups, tried_shape
 from equilibria.optimizers.experiment import Identification, identify_group
 from equilibria.theory.identified import identified_from
 
-_EXPERIMENT = 2  # raise it when a change of the experiment changes a number
+_EXPERIMENT = 3  # raise it when a change of the experiment changes a number
 _LR_AND_DECAY = frozenset(("lr", "weight_decay"))  # a measured law has their powers
 _KEPT: WeakKeyDictionary[Any, dict[str, Identification]] = WeakKeyDictionary()
 
@@ -145,22 +145,23 @@ def cache_folder() -> Path:
 
 
 def _path(optimizer: Any, group: Group, settings: str) -> Path | None:
-    """The file of a law; None if the optimizer's source is unknown, so that a change of it would not show."""
+    """The file of a law; None if another process could not know the same optimizer by it.
+
+    The source may be unknown; a class made in a function, and an attribute that is one, depend on more than it.
+    """
     kind, torch = type(optimizer), sys.modules["torch"]
     try:
         sources = [inspect.getsource(sys.modules[base.__module__]) for base in kind.__mro__[:-1]]
         folder = cache_folder()
     except (OSError, TypeError, KeyError, RuntimeError):
         return None
-    attributes = [(name, repr(value)) for name, value in sorted(vars(optimizer).items()) if _is_setting(value)]
+    attributes = sorted(settings_outside_groups(optimizer).items())
+    if "<locals>" in kind.__qualname__ or " at 0x" in f"{settings} {attributes}":
+        return None
     versions = (_EXPERIMENT, __version__, str(torch.__version__))
     used = (reference_lr(group), float(group.get("weight_decay", 0.0)))
     content = repr((versions, kind.__module__, kind.__qualname__, settings, used, attributes, sources))
     return folder / f"{kind.__name__}-{hashlib.sha256(content.encode()).hexdigest()[:32]}.json"
-
-
-def _is_setting(value: Any) -> bool:
-    return isinstance(value, bool | int | float | str | tuple)
 
 
 def _read(path: Path) -> Identification | None:
