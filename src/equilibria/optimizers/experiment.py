@@ -399,12 +399,14 @@ class _Experiment:
 
     def _not_stationary(self, at: Conditions, share: float, reason: str) -> _NoLawError:
         """The class of an optimizer whose steps change: by a clock of its own, or by its memory of the past."""
+        clock = _NoLawError("not stationary", reason)
         for burn in self._burns():
             later = self._step_sq(at, share, burn=burn, clock=True)
             now = self._step_sq(at, share, burn=burn)
             if later is None or abs(math.log(later / now)) <= 2 * _AGREE:
                 return _NoLawError("not stationary", reason)
-        return _NoLawError("own clock", _clock_reason(later, now))
+            clock = _NoLawError("own clock", _clock_reason(later, now))
+        return clock
 
     @overload
     def _step_sq(self, at: Conditions, share: float, *, burn: int, burst: bool = False) -> float: ...

@@ -183,9 +183,8 @@ class _Declared:
             evidence = f"it declares {name}=True, and {evidence}{name}=False"
         else:
             value = self._group["betas"] if name.startswith("beta") else self._group[name]
-            evidence = (
-                f"it declares {'betas' if name.startswith('beta') else name}={value}, and {evidence}half of {name}"
-            )
+            setting = "betas" if name.startswith("beta") else name
+            evidence = f"it declares {setting}={value}, and {evidence}half of {name}"
         return self._finding(
             "warning",
             f"the {name} of {self._name} has no effect",
