@@ -3,11 +3,11 @@
 Only the scale-invariant weights are trained, from eight times their usual norm, with a weight decay that brings them to
 equilibrium on the way; all others are frozen (the GPT's after 200 steps of training, with queries and keys drawn
 again). So the loss depends on how far these weights turn. All seeds of a case have one network and other batches, which
-the four arms share: weight decay;
-`Hyperball` at the learning rates of `eq.translate(to="sphere")`, one schedule per weight, by the predicted norms and by
-those that the first arm measured; and, as a control, `Hyperball` at the learning rates of the original.
+the four arms share: weight decay; `Hyperball` at the learning rates of `eq.translate(to="sphere")`, one schedule per
+weight, by the predicted norms and by those that the first arm measured; and, as a control, `Hyperball` at the learning
+rates of the original.
 
-Fixed before the seeds were run, on seeds 0 and 1 of the first arm and the control: an arm agrees if the mean difference
+Fixed before the seeds were run, on seeds 0 to 2 of the first arm and the control alone: an arm agrees if the mean difference
 of its final test loss from the original's, paired by seed, is within the standard deviation of the original over seeds.
 A case has power if the control does not agree. Angles are compared in the mean over 50 steps, over weights and seeds.
 

@@ -49,12 +49,12 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
     """Moves scale-invariant weights to their new equilibrium norm at every change of the learning rate.
 
     After lr / k the equilibrium norm is smaller by r = k^(-1/4) (SGD, Nesterov, SGDW), k^(-1/2) (AdamW, Lion, Muon) or
-    k^(-1/3) (Adam with L2); a measured law has its own. Left alone, weights need a time constant to get there and turn too slowly until then. This
-    scheduler multiplies weights by r (from the exact fixed points), gradients and first moments by 1/r, second moments
-    by 1/r^2, and rescales BatchNorm's running statistics behind the weights. The network computes the same as before,
-    in training and in eval mode, up to the eps of its norms, and turns at its new speed from the next step on. Changes
-    of weight decay or momentum count too. Without equilibrium (lr or weight decay 0) nothing is rescaled until there is
-    one again.
+    k^(-1/3) (Adam with L2); a measured law has its own. Left alone, weights need a time constant to get there and turn
+    too slowly until then. This scheduler multiplies weights by r (from the exact fixed points), gradients and first
+    moments by 1/r, second moments by 1/r^2, and rescales BatchNorm's running statistics behind the weights. The network
+    computes the same as before, in training and in eval mode, up to the eps of its norms, and turns at its new speed
+    from the next step on. Changes of weight decay or momentum count too. Without equilibrium (lr or weight decay 0)
+    nothing is rescaled until there is one again.
 
     It acts when its ``step()`` changes the settings, and right before an optimizer step if something else did, such as
     ``group["lr"] = ...`` in the training loop.
@@ -84,11 +84,11 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
             behind the weights; without it, the first training batch is used.
 
     Raises:
-        EquilibriaError: an optimizer without a law, closed or measured, weights without weight decay, optimizer state of unknown meaning, a
-            joint set that the caller named without one factor (not in one parameter group; not SGD or SGDW). In the
-            first twenty steps, a weight whose gradient shows that it is not scale-invariant (cosine with it above 0.05
-            and three times chance; above 0.01 for one without a BatchNorm behind it in a network that has some), or a
-            joint set whose radial gradients do not cancel; not checked with closures.
+        EquilibriaError: an optimizer without a law, closed or measured, weights without weight decay, optimizer state
+            of unknown meaning, a joint set that the caller named without one factor (not in one parameter group; not
+            SGD or SGDW). In the first twenty steps, a weight whose gradient shows that it is not scale-invariant
+            (cosine with it above 0.05 and three times chance; above 0.01 for one without a BatchNorm behind it in a
+            network that has some), or a joint set whose radial gradients do not cancel; not checked with closures.
 
     Warns:
         RescaleWarning: once for a weight that keeps its norm because the eps of its BatchNorm would matter, and once

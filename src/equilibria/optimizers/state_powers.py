@@ -1,4 +1,4 @@
-"""How the state of an optimizer grows with its gradients, measured on a copy: as |g| in a momentum, |g|^2 in Adam's v."""
+"""How the state of an optimizer grows with its gradients, measured on a copy: a momentum as |g|, Adam's v as |g|^2."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def _state_sizes(optimizer: Any, group: Group, factor: float) -> dict[str, float
     for key, value in state.items():
         if isinstance(value, list | tuple | dict):
             raise EquilibriaError(
-                f"got optimizer state {key!r} of {type(optimizer).__name__}, a {type(value).__name__}; expected tensors "
-                "and numbers: how it scales with the gradient is not known",
+                f"got optimizer state {key!r} of {type(optimizer).__name__}, a {type(value).__name__}; expected "
+                "tensors and numbers: how it scales with the gradient is not known",
                 argument="optimizer",
             )
     tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor) and value.numel() > 1}
