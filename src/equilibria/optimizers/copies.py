@@ -16,6 +16,7 @@ import random
 import sys
 import types
 import warnings
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -44,6 +45,37 @@ MANY_PROCESSES = "an unknown optimizer is not tried where several processes trai
 
 class CannotCopyError(Exception):
     """The optimizer holds more than numbers and words outside its groups."""
+
+
+def decay_key(group: Group) -> str:
+    """What a group calls its weight decay: Moonshot's Muon says 'wd'."""
+    return "wd" if "wd" in group and "weight_decay" not in group else "weight_decay"
+
+
+def decay_of(group: Group) -> float:
+    """The weight decay of a group; 0 without the setting."""
+    return float(group.get(decay_key(group), 0.0))
+
+
+def rule_groups(optimizer: Any) -> list[Any]:
+    """An optimizer's parameter groups; one whose tensors have different flags in their state, one view for each.
+
+    Moonshot's Muon, for one, has matrices for Muon and all others for AdamW in one group, told apart by ``use_muon``.
+    """
+    groups: list[Any] = []
+    for group in optimizer.param_groups:
+        by_flags: dict[tuple[tuple[str, bool], ...], list[Any]] = {}
+        for param in group["params"]:
+            state = optimizer.state.get(param, {})
+            flags = ((key, value) for key, value in state.items() if isinstance(value, bool) and _is_flag(key))
+            by_flags.setdefault(tuple(flags), []).append(param)
+        views = [ChainMap({"params": params, **dict(flags)}, group) for flags, params in by_flags.items()]
+        groups += views if len(views) > 1 else [group]
+    return groups
+
+
+def _is_flag(key: Any) -> bool:
+    return isinstance(key, str) and key.startswith("use_")
 
 
 def copy_of(optimizer: Any, group: Group, params: Sequence[Any]) -> Any:
@@ -145,9 +177,10 @@ def settings_outside_groups(optimizer: Any) -> dict[str, str]:
 
 def _given(group: Group, settings: Mapping[str, float]) -> dict[str, Any]:
     """Settings in the form that the group has: a learning rate may be a tensor."""
+    named = {decay_key(group) if key == "weight_decay" else key: value for key, value in settings.items()}
     return {
         key: group[key].new_tensor(value) if hasattr(group[key], "new_tensor") else value
-        for key, value in settings.items()
+        for key, value in named.items()
         if key in group
     }
 

@@ -29,6 +29,8 @@ from equilibria.optimizers.copies import (
     CannotCopyError,
     Group,
     copies_of,
+    decay_key,
+    decay_of,
     isolated,
     longest_memory,
     many_processes,
@@ -189,13 +191,13 @@ class _Experiment:
         self._make = copies_of(optimizer, group)
         self._memory = longest_memory(group)
         self._burst = int(min(max(self._memory / 2, 20), _LONGEST_BURN))  # steps with gradients of triple length
-        self._decays = "weight_decay" in group
+        self._decays = decay_key(group) in group
         self._assigned = _assigned_words(optimizer, group)
         self._real_shape = shape
         shape = probe_shape(shape)
         norm = _RMS * math.sqrt(math.prod(shape))
         lr = reference_lr(group)
-        decay = float(group.get("weight_decay", 0.0))
+        decay = decay_of(group)
         if not lr > 0:
             raise _NoLawError("not identified", f"its lr is {lr:g}, at which nothing moves")
         self._start = Conditions(lr, decay, norm, _GRADIENT * math.sqrt(math.prod(shape)) * norm, shape)

@@ -21,6 +21,7 @@ from equilibria.optimizers.copies import (
     CannotCopyError,
     Group,
     copies_of,
+    decay_of,
     isolated,
     many_processes,
     probe_shape,
@@ -90,7 +91,7 @@ class _Declared:
         self._name, self._group = type(optimizer).__name__, group
         self._make = copies_of(optimizer, group)
         self._optimizer = optimizer
-        lr, decay = float(group["lr"]), float(group.get("weight_decay", 0.0))
+        lr, decay = float(group["lr"]), decay_of(group)
         norm = _RMS * math.sqrt(math.prod(_SHAPE))
         self._at = Conditions(lr, decay, norm, _GRADIENT * math.sqrt(math.prod(_SHAPE)) * norm, _SHAPE)
 
@@ -118,14 +119,14 @@ class _Declared:
     def _changes(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Every setting that should matter, with another value."""
         group = self._group
-        for name in ("lr", "weight_decay"):
-            if float(group.get(name, 0.0)):
-                yield name, {name: float(group[name]) / 2}
+        for name, value in (("lr", self._at.lr), ("weight_decay", self._at.weight_decay)):
+            if value:
+                yield name, {name: value / 2}
         betas, momentum = group.get("betas"), group.get("momentum")
         for name in ("nesterov", "maximize"):
             if group.get(name) is True and (name == "maximize" or momentum):
                 yield name, {name: False}
-        if betas is not None and (momentum is not None or "mu" in group):
+        if any("betas" in key for key in group) and (momentum is not None or "mu" in group):
             return  # groups of a hybrid have the settings of two rules
         if isinstance(momentum, float) and momentum > 0:
             yield "momentum", {"momentum": momentum / 2}
@@ -346,7 +347,7 @@ def decay_in_low_precision(optimizer: Any, group: Group) -> Finding | None:
     """
     torch: Any = sys.modules["torch"]
     types = {param.dtype for param in group.get("params", ())} & {torch.bfloat16, torch.float16}
-    lr, decay = float(group.get("lr", 0.0)), float(group.get("weight_decay", 0.0))
+    lr, decay = float(group.get("lr", 0.0)), decay_of(group)
     if not types or not lr * decay or many_processes():
         return None
     (dtype, *_) = types
