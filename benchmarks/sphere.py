@@ -9,7 +9,8 @@ rates of the original.
 
 Fixed before the seeds were run, on seeds 0 to 2 of the first arm and the control alone: an arm agrees if the mean
 difference of its final test loss from the original's, paired by seed, is within the standard deviation of the original
-over seeds. A case has power if the control does not agree. Angles are compared in the mean over 50 steps, over weights and seeds.
+over seeds. A case has power if the control does not agree. Angles are compared in the mean over 50 steps, over weights
+and seeds.
 
     python benchmarks/sphere.py     # some minutes of one core
 """

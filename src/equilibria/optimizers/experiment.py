@@ -385,7 +385,7 @@ class _Experiment:
         """Steps that fill the memories: those that the settings declare, and longer ones."""
         burn = int(min(5 * self._memory, _LONGEST_FILL)) + _BURN
         yield burn
-        while burn < _LONGEST_FILL:
+        while 2 * burn <= _LONGEST_FILL:
             yield (burn := min(4 * burn, _LONGEST_FILL))
 
     def _changed(self, at: Conditions, share: float, now: float, *, burn: int) -> _NoLawError | None:
