@@ -123,13 +123,14 @@ class _Declared:
             if value:
                 yield name, {name: value / 2}
         betas, momentum = group.get("betas"), group.get("momentum")
-        for name in ("nesterov", "maximize"):
-            if group.get(name) is True and (name == "maximize" or momentum):
-                yield name, {name: False}
+        if group.get("maximize") is True:
+            yield "maximize", {"maximize": False}
         if any("betas" in key for key in group) and (momentum is not None or "mu" in group):
             return  # groups of a hybrid have the settings of two rules
         if isinstance(momentum, float) and momentum > 0:
             yield "momentum", {"momentum": momentum / 2}
+            if group.get("nesterov") is True:
+                yield "nesterov", {"nesterov": False}
             if isinstance(group.get("dampening"), float) and group["dampening"]:
                 yield "dampening", {"dampening": group["dampening"] / 2}
         if isinstance(betas, tuple | list) and len(betas) == 2:
