@@ -228,9 +228,8 @@ def _typed_settings(scheduler: LRScheduler, index: int) -> dict[str, Any]:
 
 def resumed(rule: Rule, settings: Mapping[str, Any]) -> Rule:
     """A rule with its settings from a checkpoint: JSON turns pairs into lists; a measured law is measured again."""
-    known: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
-    }
+    known: dict[str, Any] = dict(settings)
+    known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
     if isinstance(rule, Identified):
         known = {name: known[name] for name in ("lr", "weight_decay")}
     return dataclasses.replace(rule, **known)
