@@ -1,14 +1,18 @@
 """Weight decay against a held norm at translated learning rates: do networks train alike?
 
-Each network is trained with weight decay, with `Hyperball` at the learning rates of `eq.translate(to="sphere")` (one
-schedule per weight, from its own start norm), and, as a control, with `Hyperball` at the learning rates of the
-original. Seeds share initial weights and batches between the arms.
+Only the scale-invariant weights are trained, from eight times their usual norm, with a weight decay that brings them to
+equilibrium on the way; all others are frozen (the GPT's after 200 steps of training, with queries and keys drawn
+again). So the loss depends on how far these weights turn. All seeds of a case have one network and other batches, which
+the four arms share: weight decay; `Hyperball` at the learning rates of `eq.translate(to="sphere")`, one schedule per
+weight, by the predicted norms and by those that the first arm measured; and, as a control, `Hyperball` at the learning
+rates of the original.
 
-Fixed before the first run: the arms agree if the mean difference of the final test loss between translated and
-original, paired by seed, is within the standard deviation of the original over seeds. Angles are compared in the mean
-over 50 steps, over weights and seeds.
+Fixed before the seeds were run, on seeds 0 to 2 of the first arm and the control alone: an arm agrees if the mean
+difference of its final test loss from the original's, paired by seed, is within the standard deviation of the original
+over seeds. A case has power if the control does not agree. Angles are compared in the mean over 50 steps, over weights
+and seeds.
 
-    python benchmarks/sphere.py     # about two minutes of one core
+    python benchmarks/sphere.py     # some minutes of one core
 """
 
 from __future__ import annotations
@@ -39,8 +43,10 @@ from equilibria.theory.schedules import Cosine, Warmup
 from publishing import publish
 
 RUNS = Path("sphere-runs.jsonl")
-ARMS = ("weight decay", "sphere, translated", "sphere, untranslated")
+ARMS = ("weight decay", "sphere, predicted norm", "sphere, measured norm", "sphere, untranslated")
+START, PRETRAINING = 8.0, 200  # factor on the norm of the weights at the start; steps
 BLOCK = 50
+SEEDS = range(200, 206)
 TEXT = torch.tensor(
     list("".join(path.read_text() for path in sorted((Path(__file__).parents[1] / "docs").glob("*.md"))).encode())
 )
@@ -57,7 +63,7 @@ class Case:
     build: Callable[[], tuple[nn.Module, list[str]]]
     batch: Callable[[torch.Generator], tuple[Tensor, Tensor]]
     test: tuple[Tensor, Tensor]
-    start: float = 1.0  # factor on the initial invariant weights
+    pretraining: int = 0
 
 
 def digits_net() -> tuple[nn.Module, list[str]]:
@@ -89,41 +95,56 @@ def text_batch(generator: torch.Generator, rows: int = 8) -> tuple[Tensor, Tenso
 
 DIGITS = load_digits()
 DIGITS_TEST = (DIGITS.test_images.flatten(1), DIGITS.test_labels)
+TEXT_TEST = text_batch(torch.Generator().manual_seed(1), 64)
 CASES = [
-    Case("BatchNorm, AdamW", AdamW(3e-3, 0.3, betas=(0.9, 0.99)), 600, range(6), digits_net, digits_batch, DIGITS_TEST),
-    # Added after the first results: there the start norm is so near the equilibrium that the control agrees as well.
-    Case(
-        "BatchNorm, AdamW, start / 4",
-        AdamW(3e-3, 0.3, betas=(0.9, 0.99)),
-        600,
-        range(20, 26),
-        digits_net,
-        digits_batch,
-        DIGITS_TEST,
-        start=0.25,
-    ),
-    Case("BatchNorm, Muon", Muon(0.02, 0.1), 600, range(6), digits_net, digits_batch, DIGITS_TEST),
+    Case("BatchNorm, AdamW", AdamW(3e-3, 6.0, betas=(0.9, 0.99)), 600, SEEDS, digits_net, digits_batch, DIGITS_TEST),
+    Case("BatchNorm, Muon", Muon(0.02, 1.0), 600, SEEDS, digits_net, digits_batch, DIGITS_TEST),
     Case(
         "GPT with QK-norm, AdamW",
-        AdamW(3e-3, 0.3, betas=(0.9, 0.95)),
+        AdamW(3e-3, 6.0, betas=(0.9, 0.95)),
         400,
-        range(5),
+        SEEDS,
         gpt,
         text_batch,
-        text_batch(torch.Generator().manual_seed(1), 64),
+        TEXT_TEST,
+        PRETRAINING,
     ),
 ]
 
 
-def train(case: Case, arm: str, seed: int) -> dict[str, Any]:
-    """Final test loss, and the mean angle of the invariant weights in every block of steps."""
-    torch.manual_seed(seed)
+def prepare(case: Case) -> tuple[nn.Module, list[nn.Parameter]]:
+    """A network of which only the invariant weights are trained, fresh ones of a large norm; and these."""
+    torch.manual_seed(0)
     model, names = case.build()
     weights = [dict(model.named_parameters())[name] for name in names]
+    fresh = [weight.detach().clone() for weight in weights]
+    optimizer, generator = torch.optim.AdamW(model.parameters(), lr=3e-3), torch.Generator().manual_seed(5000)
+    for _ in range(case.pretraining):
+        loss_of(model, *case.batch(generator)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
     with torch.no_grad():
-        for weight in weights:
-            weight.mul_(case.start)
-    others = [param for param in model.parameters() if not any(param is weight for weight in weights)]
+        for weight, start in zip(weights, fresh, strict=True):
+            weight.copy_(START * start.flip(0))
+    for param in model.parameters():
+        param.requires_grad = any(param is weight for weight in weights)
+    return model, weights
+
+
+def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+
+
+def train(case: Case, arm: str, seed: int, measured: list[list[float]]) -> dict[str, Any]:
+    """Final test loss, norms at every step, and the mean angle of the weights in every block of steps.
+
+    Args:
+        case: the network.
+        arm: one of `ARMS`.
+        seed: of the batches.
+        measured: the norms of each weight in the first arm.
+    """
+    model, weights = prepare(case)
     schedule = Warmup(
         Cosine(case.rule.lr, steps=case.steps - case.steps // 10, end=case.rule.lr / 10), steps=case.steps // 10
     )
@@ -134,10 +155,8 @@ def train(case: Case, arm: str, seed: int) -> dict[str, Any]:
     decay = 0.0 if held else case.rule.weight_decay
     turning = kind([{"params": [weight]} for weight in weights], lr=1.0, weight_decay=decay, **own)
     turning = Hyperball(turning, invariant=weights) if held else turning
-    rest = torch.optim.AdamW(others, lr=1.0, betas=(0.9, 0.99), weight_decay=0.0)
-    rest_lr = 3e-3 / case.rule.lr
     planned = [lrs] * len(weights)
-    if arm == ARMS[1]:
+    if arm in ARMS[1:3]:
         planned = [
             eq.translate(
                 case.rule,
@@ -145,30 +164,27 @@ def train(case: Case, arm: str, seed: int) -> dict[str, Any]:
                 schedule=schedule,
                 steps=case.steps,
                 init_norm=weight.norm().item(),
+                norm=norms if arm == ARMS[2] else None,
                 shape=tuple(weight.shape),
             ).lr
-            for weight in weights
+            for weight, norms in zip(weights, measured, strict=True)
         ]
     generator = torch.Generator().manual_seed(1000 + seed)
-    angles = np.zeros(case.steps)
+    angles, norms = np.zeros(case.steps), list[list[float]]()
     for step in range(case.steps):
         for group, values in zip(turning.param_groups, planned, strict=True):
             group["lr"] = float(values[step])
-        for group in rest.param_groups:
-            group["lr"] = float(lrs[step]) * rest_lr
-        inputs, targets = case.batch(generator)
         model.zero_grad()
-        cross_entropy(model(inputs).flatten(0, -2), targets.flatten()).backward()
+        loss_of(model, *case.batch(generator)).backward()
         before = [weight.detach().double().clone() for weight in weights]
+        norms.append([old.norm().item() for old in before])
         turning.step()
-        rest.step()
         turned = [angle(old, new.detach().double()) for old, new in zip(before, weights, strict=True)]
         angles[step] = statistics.mean(turned)
     model.eval()
     with torch.no_grad():
-        loss = cross_entropy(model(case.test[0]).flatten(0, -2), case.test[1].flatten()).item()
-    norms = [weight.norm().item() for weight in weights]
-    return {"loss": loss, "angles": angles.reshape(-1, BLOCK).mean(1).tolist(), "norms": norms}
+        loss = loss_of(model, *case.test).item()
+    return {"loss": loss, "angles": angles.reshape(-1, BLOCK).mean(1).tolist(), "norms": np.transpose(norms).tolist()}
 
 
 def angle(old: Tensor, new: Tensor) -> float:
@@ -184,7 +200,8 @@ def main() -> None:
             for arm in ARMS:
                 key = (case.name, arm, seed)
                 if key not in done:
-                    done[key] = {"case": case.name, "arm": arm, "seed": seed, **train(case, arm, seed)}
+                    norms = done[case.name, ARMS[0], seed]["norms"] if arm != ARMS[0] else []
+                    done[key] = {"case": case.name, "arm": arm, "seed": seed, **train(case, arm, seed, norms)}
                     with RUNS.open("a") as file:
                         file.write(json.dumps(done[key]) + "\n")
                     print(*key, f"{done[key]['loss']:.4f}", flush=True)
@@ -197,11 +214,20 @@ def report(done: dict[tuple[str, str, int], dict[str, Any]]) -> None:
         "",
         "\n\n".join(paragraph.replace("\n", " ") for paragraph in (__doc__ or "").split("\n\n")[1:3]),
         "",
+        "By this criterion no arm agrees: the control ends far above, translated arms a little below the original. "
+        "With Muon and the measured norm angles are within 0.4 % in the mean, 2 % at worst, and most of the difference "
+        "goes with the running statistics of BatchNorm, which lag behind a norm that falls: with batch statistics the "
+        "mean difference of three other seeds (300 to 302) is -0.002, with running statistics -0.014. AdamW's angles "
+        "are off with the measured norm as well. The translation takes the gradient's unit size as constant within the "
+        "memory of beta2; whether that explains it has not been measured. The GPT has not been run to its end.",
+        "",
         "| network | seeds | arm | final test loss | spread over seeds | difference | angle over original, mean | "
         "worst 50 steps | agrees |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for case in CASES:
+        if any((case.name, arm, seed) not in done for arm in ARMS for seed in case.seeds):
+            continue
         losses = {arm: [done[case.name, arm, seed]["loss"] for seed in case.seeds] for arm in ARMS}
         angles = {arm: np.mean([done[case.name, arm, seed]["angles"] for seed in case.seeds], axis=0) for arm in ARMS}
         spread = statistics.stdev(losses[ARMS[0]])
@@ -215,12 +241,6 @@ def report(done: dict[tuple[str, str, int], dict[str, Any]]) -> None:
                 f"{statistics.stdev(losses[arm]):.4f} | "
                 f"{difference:+.4f} | {ratio.mean():.3f} | {worst:.3f} | {verdict} |"
             )
-    lines += [
-        "",
-        "The control agrees as well, although its weights turn up to twice as far: the final loss of networks this "
-        "small hardly depends on the angle. The angles tell the arms apart: translated ones are within a few per cent "
-        "of the original's, as far as the recursion knows the norm of the network.",
-    ]
     publish(Path(__file__).with_suffix(".md"), "\n".join(lines) + "\n")
     print("\n".join(lines))
 

@@ -20,6 +20,7 @@ import equilibria as eq
 from equilibria.control import SGDW, Lion
 from equilibria.errors import EquilibriaError
 from equilibria.optimizers import experiment, identification
+from equilibria.optimizers.copies import copies_of
 from equilibria.optimizers.identification import cache_folder, identify
 from equilibria.optimizers.in_force import not_in_force, settings_in_force
 from equilibria.optimizers.rules import rule_of_group
@@ -62,7 +63,7 @@ def test_the_closed_forms_are_found_by_experiment(make):
 
 @pytest.mark.slow
 def test_muon_is_measured_by_shape():
-    """The closed law takes an exact orthogonalisation; a square matrix turns 17 % faster."""
+    """A square matrix turns 17 % faster than a long one."""
     torch.manual_seed(0)
     optimizer = torch.optim.Muon([nn.Parameter(torch.randn(48, 48))], lr=0.02, weight_decay=0.1)
     found = identify(optimizer).equilibrium(dim=48 * 48)
@@ -116,7 +117,7 @@ class Small(torch.optim.Optimizer):
         rule, norm, state = group["rule"], float(param.norm()), self.state[param]
         state["step"] = count = state.get("step", 0) + 1
         if rule == "average":
-            state.setdefault("z", param.clone()).lerp_(param, 0.1)
+            param.lerp_(state.setdefault("z", param.clone()).lerp_(param, 0.1), 0.5)
         if rule == "own lr":
             group["d"] *= 1.01
         length = {"norm": norm, "clock": 1 / math.sqrt(1 + count / 3000), "own lr": group["d"]}.get(rule, 1.0)
@@ -153,7 +154,7 @@ def test_a_class_is_named_where_there_is_no_equilibrium(rule, motion, words):
     ("make", "motion"),
     [
         (lambda params: torch.optim.Adagrad(params, lr=0.01, weight_decay=0.01), "not stationary"),
-        (lambda params: torch.optim.ASGD(params, lr=0.1, weight_decay=0.01), "keeps a copy of the weights"),
+        (lambda params: torch.optim.ASGD(params, lr=0.1, weight_decay=0.01), "own clock"),
         (lambda params: torch.optim.Rprop(params), "no decay"),
         (lambda params: torch.optim.LBFGS(params), "not identified"),
         pytest.param(
@@ -395,3 +396,97 @@ def test_watch_predicts_an_optimizer_without_a_closed_law(measured, monkeypatch,
         assert float(np.mean(norm / expected)) == pytest.approx(1, abs=0.05)
         assert "RMSprop(lr=1e-3, wd=0.1) predicts" in str(run.table()).replace("\n", " ")
         assert any("no law for RMSprop (no decay)" in finding.subject for finding in run.findings())
+
+
+# ---- optimizers as people write them for themselves
+
+
+class InHouse(torch.optim.Optimizer):
+    """AdamW with betas in the source, not in the group, and one habit."""
+
+    def __init__(self, params, *, lr=1e-3, weight_decay=2.0, habit="", config=None):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        self.habit, self.config, self.buffers = habit, config or {"scale": 1.0}, []
+        if habit == "list":
+            self.buffers = [torch.zeros_like(param) for group in self.param_groups for param in group["params"]]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        (group,) = self.param_groups
+        (param,) = group["params"]
+        state, decay, gradient, habit = self.state[param], group["lr"] * group["weight_decay"], param.grad, self.habit
+        state["tick"] = tick = state.get("tick", 0) + 1
+        state["m"] = 0.9 * state.get("m", 0.0) + 0.1 * gradient
+        state["v"] = 0.99 * state.get("v", 0.0) + 0.01 * gradient**2
+        update = state["m"] / (1 - 0.9**tick) / ((state["v"] / (1 - 0.99**tick)).sqrt() + 1e-12)
+        if habit == "cautious":
+            agrees = (update * gradient > 0).to(update)
+            update = update * agrees / agrees.mean()
+        if habit == "list":
+            update = self.buffers[0].mul_(0.8).add_(update, alpha=0.2)
+        pull = {"sign": param.sign(), "cube": 100 * param.square().mean() * param}.get(habit, param)
+        param.sub_(decay * pull)
+        param.sub_(self.config["scale"] * group["lr"] * update)
+        if habit == "shadow":
+            state.setdefault("ema", param.clone()).lerp_(param, 0.01)
+
+
+@pytest.mark.slow
+def test_a_memory_that_no_setting_declares_is_no_clock():
+    optimizer = InHouse(matrix(), habit="cautious")
+    found = identify(optimizer)
+    assert found.motion == "equilibrium", found
+    expected = found.equilibrium(unit_grad_sq=25.0, dim=2048)
+    angle, norm = brute_force(optimizer, unit_grad=5.0, steps=4000, burn=2000)
+    assert expected.angle == pytest.approx(angle, rel=ANGLE)
+    assert expected.norm == pytest.approx(norm, rel=NORM)
+
+
+def test_a_copy_of_the_weights_that_no_step_uses_does_not_matter():
+    plain, shadow = (identify(InHouse(matrix(), habit=habit)) for habit in ("", "shadow"))
+    assert shadow.motion == "equilibrium" and shadow.rule == plain.rule
+
+
+def test_a_momentum_full_of_coupled_decay_is_no_copy_of_the_weights():
+    optimizer = torch.optim.NAdam(matrix(), lr=1e-3, weight_decay=1.0)
+    assert identify(optimizer).motion != "keeps a copy of the weights"
+
+
+@pytest.mark.parametrize(("habit", "words"), [("sign", "decay could not be measured"), ("cube", "not proportional")])
+def test_a_decay_that_is_not_proportional_to_the_weight_is_called_so(habit, words):
+    found = identify(InHouse(matrix(), habit=habit))
+    assert found.motion == "not identified" and words in found.reason
+
+
+class Listed(InHouse):
+    """Its constructor makes buffers."""
+
+    def __init__(self, params, *, lr=1e-3, weight_decay=2.0, habit="list"):
+        super().__init__(params, lr=lr, weight_decay=weight_decay, habit=habit)
+
+
+def test_buffers_that_the_constructor_makes_are_made_again():
+    optimizer = Listed(matrix())
+    make = copies_of(optimizer, optimizer.param_groups[0])
+    (other,) = params = matrix()
+    double = make(params, {"lr": 0.5})
+    other.grad = torch.ones_like(other)
+    double.step()
+    assert double.param_groups[0]["lr"] == 0.5 and double.buffers[0].any() and not optimizer.buffers[0].any()
+
+
+def test_a_constructor_that_would_forget_a_setting_is_not_used():
+    assert "keeps a list as 'buffers'" in identify(InHouse(matrix(), habit="list")).reason
+
+
+def test_settings_in_an_attribute_are_another_experiment(experiments):
+    reasons = {identify(InHouse(matrix(), config={"scale": scale})).reason for scale in (1.0, 0.2)}
+    assert len(reasons) == len(experiments) == 2
+
+
+def test_a_class_made_in_a_function_is_not_kept_on_disk(experiments):
+    class Local(InHouse):
+        """Its source says nothing of what it closes over."""
+
+    identify(Local(matrix()))
+    assert not files()

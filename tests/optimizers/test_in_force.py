@@ -84,7 +84,7 @@ ADAM, MOMENTUM = {"betas": (0.9, 0.95)}, {"momentum": 0.9}
         (PlantedW, "coupled sgd", MOMENTUM, "warning", "times as much: it passes through the momentum"),
         (Planted, "lr squared", ADAM, "note", "decays by 1e-05 per step at lr=0.01, by 2.5e-06 at half of it"),
         (Planted, "without lr", ADAM, "note", "decays by 0.001 per step at lr=0.01, by 0.001 at half of it"),
-        (Planted, "no memory", MOMENTUM, "warning", "the momentum of Planted has no effect on its first 40 steps"),
+        (Planted, "no memory", MOMENTUM, "warning", "the momentum of Planted has no effect"),
         (Planted, "beta1 ignored", ADAM, "warning", "with half of beta1"),
         (Planted, "beta2 ignored", ADAM, "warning", "with half of beta2"),
         (Planted, "lr ignored", {**ADAM, "weight_decay": 0.0}, "warning", "the lr of Planted has no effect"),
@@ -113,6 +113,80 @@ def test_momentum_without_memory_is_found():
     optimizer = Forgetful(matrix(), bug="", momentum=0.9)
     (finding,) = settings_in_force(optimizer, optimizer.param_groups[0])
     assert "declares momentum=0.9, and successive steps correlate by" in finding.evidence
+
+
+class Habit(torch.optim.Optimizer):
+    """Momentum with decoupled decay, and a bug or an unusual habit."""
+
+    def __init__(self, params, *, habit, lr=0.01, weight_decay=0.1, momentum=0.9, **settings):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, **settings})
+        self.habit = habit
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        (group,) = self.param_groups
+        (param,) = group["params"]
+        state, habit, lr, decay = self.state[param], self.habit, group["lr"], group["weight_decay"]
+        state["step"] = count = state.get("step", 0) + 1
+        gradient = param.grad
+        if habit == "accumulates":
+            state["sum"] = state.get("sum", 0.0) + gradient
+            if count % group["every"]:
+                return
+            gradient, state["sum"] = state["sum"], 0.0
+        if habit == "hidden momentum":
+            gradient, decay = gradient + decay * param, 0.0
+        rate = {"hidden momentum": 0.5, "averages": group.get("mu", 0.0)}.get(habit, group["momentum"])
+        kept = 1 - group.get("dampening", 0.0) if habit != "dampening" else 1.0
+        buffer = state["buffer"] = rate * state.get("buffer", 0.0) + kept * gradient
+        update = buffer
+        if group.get("nesterov") and habit != "nesterov":
+            update = gradient + rate * buffer
+        if group.get("maximize") and habit != "maximize":
+            update = -update
+        if group.get("use_momentum") is False:
+            update = gradient
+        decay = {"defaults": 0.05, "grows": -decay, "late": decay * (count > 500)}.get(habit, decay)
+        times = {"thrice": 3, "every 50": 50 if count % 50 == 0 else 0, "starts late": count > 100}.get(habit, 1)
+        param.mul_(1 - times * lr * decay)
+        param.sub_(lr * (habit != "starts late" or count > 100) * update)
+
+
+@pytest.mark.parametrize(
+    ("habit", "settings", "words"),
+    [
+        ("defaults", {}, "declares weight_decay=0.1 (lr x wd = 0.001), and decays by 0.0005 per step, with half of it"),
+        ("grows", {}, "declares weight_decay=0.1 (lr x wd = 0.001), and grows by 0.001 per step"),
+        ("thrice", {}, "decays by 0.003 per step, 3 times as much"),
+        ("nesterov", {"nesterov": True}, "declares nesterov=True, and"),
+        ("maximize", {"maximize": True}, "declares maximize=True, and"),
+        ("dampening", {"dampening": 0.5}, "declares dampening=0.5, and"),
+    ],
+)
+def test_a_bug_that_leaves_a_setting_without_its_effect_is_found(habit, settings, words):
+    optimizer = Habit(matrix(), habit=habit, **settings)
+    (finding,) = settings_in_force(optimizer, optimizer.param_groups[0])
+    assert finding.severity == "warning" and words in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("habit", "settings"),
+    [
+        ("late", {}),
+        ("every 50", {}),
+        ("starts late", {}),
+        ("accumulates", {"every": 4}),
+        ("accumulates", {"every": 64}),
+        ("hidden momentum", {"momentum": 0.0}),
+        ("averages", {"mu": 0.9, "betas": (0.9, 0.95), "momentum": 0.0}),
+        ("", {"use_momentum": False}),
+        ("", {"nesterov": True, "dampening": 0.0, "maximize": True}),
+        ("", {"nesterov": True, "momentum": 0.0}),
+    ],
+)
+def test_an_unusual_habit_is_no_finding(habit, settings):
+    optimizer = Habit(matrix(), habit=habit, **settings)
+    assert settings_in_force(optimizer, optimizer.param_groups[0]) == ()
 
 
 HEALTHY = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ import equilibria as eq
 from equilibria.control import Lion as OwnLion
 from equilibria.objectives._isolation import preserved_rng
 from equilibria.optimizers import recognition
+from equilibria.optimizers.copies import rule_groups
 from equilibria.optimizers.rules import rule_of_group, rule_of_optimizer
+from equilibria.theory.muon import orthogonalised
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon
 
 
@@ -407,10 +410,74 @@ def test_a_trial_that_fails_is_a_reason():
     assert torch.equal(params[0], torch.ones(6, 4))
 
 
-def test_a_decay_of_another_name_is_a_reason():
-    optimizer = Orthogonal(matrices(), lr=0.02, wd=0.1, momentum=0.95)
-    expected = "no law for Orthogonal: it calls its weight decay 'wd'; expected 'weight_decay' in its groups"
-    assert law(optimizer).reason == expected
+class WithWd(Orthogonal):
+    def move(self, param, group, state):
+        super().move(param, {**group, "weight_decay": group["wd"]}, state)
+
+
+def test_a_decay_may_be_called_wd():
+    rule = law(WithWd(matrices(), lr=0.02, wd=0.1, momentum=0.95)).rule
+    assert isinstance(rule, Muon) and (rule.lr, rule.weight_decay) == (0.02, 0.1)
+
+
+class Moonlight(torch.optim.Optimizer):
+    """Muon and AdamW in one parameter group, told apart by a flag in the state, as Moonshot's."""
+
+    def __init__(self, muon_params, adamw_params, *, lr=1e-3, wd=0.1, momentum=0.95, adamw_betas=(0.9, 0.95)):
+        muon, adamw = list(muon_params), list(adamw_params)
+        defaults = {"lr": lr, "wd": wd, "momentum": momentum, "nesterov": True, "ns_steps": 5}
+        super().__init__(muon + adamw, {**defaults, "adamw_betas": adamw_betas, "adamw_eps": 1e-8})
+        for param in muon + adamw:
+            self.state[param]["use_muon"] = any(param is one for one in muon)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for param in (one for one in group["params"] if one.grad is not None):
+                param.mul_(1 - group["lr"] * group["wd"])
+                move = self.muon if self.state[param]["use_muon"] else self.adamw
+                param.sub_(group["lr"] * move(param, group, self.state[param]))
+
+    @staticmethod
+    def muon(param, group, state):
+        buffer = state["buffer"] = group["momentum"] * state.get("buffer", 0.0) + param.grad
+        update = torch.from_numpy(orthogonalised((param.grad + group["momentum"] * buffer).double().numpy()))
+        return 0.2 * math.sqrt(max(param.shape)) * update.to(param.dtype)
+
+    @staticmethod
+    def adamw(param, group, state):
+        first, second = group["adamw_betas"]
+        state["step"] = count = state.get("step", 0) + 1
+        state["m"] = first * state.get("m", 0.0) + (1 - first) * param.grad
+        state["v"] = second * state.get("v", 0.0) + (1 - second) * param.grad**2
+        root = (state["v"] / (1 - second**count)).sqrt() + group["adamw_eps"]
+        return state["m"] / (1 - first**count) / root
+
+
+def test_tensors_of_one_group_with_two_rules_have_both():
+    torch.manual_seed(0)
+    layers = [nn.Linear(12, 16, bias=False), nn.LayerNorm(16), nn.Linear(16, 12, bias=False), nn.LayerNorm(12)]
+    net = nn.Sequential(*layers, nn.Linear(12, 3))
+    others = [param for name, param in net.named_parameters() if name != "0.weight"]
+    optimizer = Moonlight([net[0].weight], others, lr=0.02)
+    muon, adamw = (rule_of_group(optimizer, group).rule for group in rule_groups(optimizer))
+    assert muon == Muon(0.02, 0.1, momentum=0.95, nesterov=True, adjust_lr_fn="match_rms_adamw")
+    assert adamw == AdamW(0.02, 0.1, betas=(0.9, 0.95))
+    monitor = eq.watch(net, optimizer, every=1, invariant=["0.weight", "2.weight"])
+    for step in range(60):
+        optimizer.param_groups[0]["wd"] = 0.1 if step < 6 else 0.3
+        optimizer.zero_grad()
+        net(torch.randn(8, 12)).square().sum().backward()
+        optimizer.step()
+    rows = monitor.samples().to_pylist()
+    muon, adamw = (replace(rule, weight_decay=0.3) for rule in (muon, adamw))
+    expected = {"0.weight": muon.equilibrium(shape=(16, 12)), "2.weight": adamw.equilibrium(dim=192)}
+    for name, equilibrium in expected.items():
+        (*_, last) = (row for row in rows if row["param"] == name)
+        assert last["weight_decay"] == 0.3
+        assert last["angle_equilibrium"] == pytest.approx(equilibrium.angle, rel=0.15)
+        assert last["angle_predicted"] is not None
+    assert not [finding for finding in monitor.findings() if "has no effect" in finding.subject]
 
 
 def test_tensors_of_one_group_with_different_words_have_no_common_law():

@@ -39,10 +39,10 @@ class Walk:
         self.norm, self.first, self.second = norm, np.zeros(shape), np.zeros(shape)
         self.noise = np.random.default_rng([seed, 1])
 
-    def step(self, lr, weight_decay):
+    def step(self, lr, weight_decay, *, noise=None):
         w, rule = self.w, self.rule
         size = np.linalg.norm(w)
-        g = self.noise.standard_normal(w.shape)
+        g = self.noise.standard_normal(w.shape) if noise is None else noise
         g = (g - np.sum(g * w) / size**2 * w) / size
         self.t += 1
         if isinstance(rule, AdamW):
@@ -138,6 +138,30 @@ def test_to_the_sphere_and_back(lr, decay, norm, kind):
     np.testing.assert_allclose(back.angle, there.angle, rtol=1e-6, atol=1e-12)
 
 
+@pytest.mark.parametrize("rule", [AdamW(3e-3, 0.1, betas=(0.9, 0.99)), Muon(6e-3, 0.05, momentum=0.8)], ids=repr)
+def test_a_measured_norm_gives_the_same_angles_under_any_gradients(rule):
+    """Gradients that last for hundreds of steps: the predicted norm is off, the measured one is not."""
+    shape, steps, lag = (24, 16), 400, 300
+    rng, lasting = np.random.default_rng(3), None
+    noise = np.random.default_rng(4).standard_normal((steps, *shape))
+    for step in range(steps):
+        fresh = rng.standard_normal(shape)
+        lasting = fresh if lasting is None else (1 - 1 / lag) * lasting + math.sqrt(2 / lag) * fresh
+        noise[step] += lasting
+    plain = Walk(rule, shape, norm=1.5, seed=1, held=False)
+    norms, free = [], []
+    for step in range(steps):
+        norms.append(float(np.linalg.norm(plain.w)))
+        free.append(plain.step(rule.lr, rule.weight_decay, noise=noise[step])[0])
+    off = {}
+    for name, norm in (("measured", norms), ("predicted", None)):
+        held = to_sphere(rule, rule.lr, steps=steps, init_norm=1.5, norm=norm, shape=shape)
+        fixed = Walk(rule, shape, norm=1.5, seed=1, held=True)
+        angles = np.array([fixed.step(held.lr[step], 0.0, noise=noise[step])[0] for step in range(steps)])
+        off[name] = np.abs(angles.reshape(-1, 50).mean(1) / np.reshape(free, (-1, 50)).mean(1) - 1).max()
+    assert off["measured"] < 0.005 and off["predicted"] > 0.02
+
+
 @given(norm=st.floats(0.1, 10.0), factor=st.floats(0.1, 10.0))
 def test_learning_rates_scale_with_the_radius(norm, factor):
     first, second = (
@@ -166,6 +190,7 @@ def test_a_sphere_of_the_equilibrium_norm_turns_by_the_equilibrium_angle(rule):
         (lambda: sphere_motion(Muon(0.1), 1.0), "shape"),
         (lambda: sphere_motion(AdamW(0.1), 0.0, dim=3), "norm"),
         (lambda: to_sphere(AdamW(0.1, 20.0), 0.1, steps=3, dim=3, init_norm=1.0), "schedule"),
+        (lambda: to_sphere(AdamW(0.1), 0.1, steps=3, dim=3, norm=[1.0, 1.0]), "norm"),
         (lambda: from_sphere(AdamW(0.1), 0.1, steps=3, dim=3, radius=-1.0), "radius"),
     ],
 )

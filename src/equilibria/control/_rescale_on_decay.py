@@ -21,19 +21,20 @@ from equilibria.control._scheduler import (
     SchedulerWrapper,
     closure_of,
     restoring_scheduler,
-    rule_settings,
+    resumed,
 )
 from equilibria.errors import EquilibriaError, warn_in_training
 from equilibria.findings import counted, joined
 from equilibria.optimizers.controllers import control_log
 from equilibria.optimizers.rules import rule_of_group
+from equilibria.optimizers.state_powers import state_powers
 from equilibria.tensors.invariance import InvariantSet, JointlyInvariant, invariant_sets
 from equilibria.tensors.layout import is_sharded
+from equilibria.theory.identified import Identified
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.states import RescaleFactors, rescale_factors
 
-_FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
-_SECOND_MOMENTS = ("exp_avg_sq",)
+_POWERS = {"momentum_buffer": 1.0, "exp_avg": 1.0, "exp_avg_sq": 2.0}  # of the gradient, in the state of closed laws
 _COARSE = 1e-4  # a type with a larger eps is coarse
 _SMALLEST_LOG_FACTOR = 0.05  # coarse types would round away a smaller change of the norm
 _FAR_OFF = 2.0  # a norm that many times its equilibrium, or that part of it, is worth a warning
@@ -48,12 +49,12 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
     """Moves scale-invariant weights to their new equilibrium norm at every change of the learning rate.
 
     After lr / k the equilibrium norm is smaller by r = k^(-1/4) (SGD, Nesterov, SGDW), k^(-1/2) (AdamW, Lion, Muon) or
-    k^(-1/3) (Adam with L2). Left alone, weights need a time constant to get there and turn too slowly until then. This
-    scheduler multiplies weights by r (from the exact fixed points), gradients and first moments by 1/r, second moments
-    by 1/r^2, and rescales BatchNorm's running statistics behind the weights. The network computes the same as before,
-    in training and in eval mode, up to the eps of its norms, and turns at its new speed from the next step on. Changes
-    of weight decay or momentum count too. Without equilibrium (lr or weight decay 0) nothing is rescaled until there is
-    one again.
+    k^(-1/3) (Adam with L2); a measured law has its own. Left alone, weights need a time constant to get there and turn
+    too slowly until then. This scheduler multiplies weights by r (from the exact fixed points), gradients and first
+    moments by 1/r, second moments by 1/r^2, and rescales BatchNorm's running statistics behind the weights. The network
+    computes the same as before, in training and in eval mode, up to the eps of its norms, and turns at its new speed
+    from the next step on. Changes of weight decay or momentum count too. Without equilibrium (lr or weight decay 0)
+    nothing is rescaled until there is one again.
 
     It acts when its ``step()`` changes the settings, and right before an optimizer step if something else did, such as
     ``group["lr"] = ...`` in the training loop.
@@ -83,11 +84,11 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
             behind the weights; without it, the first training batch is used.
 
     Raises:
-        EquilibriaError: an optimizer without a law, weights without weight decay, optimizer state of unknown meaning, a
-            joint set that the caller named without one factor (not in one parameter group; not SGD or SGDW). In the
-            first twenty steps, a weight whose gradient shows that it is not scale-invariant (cosine with it above 0.05
-            and three times chance; above 0.01 for one without a BatchNorm behind it in a network that has some), or a
-            joint set whose radial gradients do not cancel; not checked with closures.
+        EquilibriaError: an optimizer without a law, closed or measured, weights without weight decay, optimizer state
+            of unknown meaning, a joint set that the caller named without one factor (not in one parameter group; not
+            SGD or SGDW). In the first twenty steps, a weight whose gradient shows that it is not scale-invariant
+            (cosine with it above 0.05 and three times chance; above 0.01 for one without a BatchNorm behind it in a
+            network that has some), or a joint set whose radial gradients do not cancel; not checked with closures.
 
     Warns:
         RescaleWarning: once for a weight that keeps its norm because the eps of its BatchNorm would matter, and once
@@ -130,6 +131,7 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         self._owed: dict[str, float] = {}
         self._has_warned, self._has_warned_norms, self._rescalings = False, False, 0
         self._has_stepped = False
+        self._powers = {index: self._state_powers(index) for index in self._equilibria}
         self._invariance = InvarianceCheck([names for names in self._names.values() if len(names) > 1])
         self._attach()
 
@@ -251,10 +253,15 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         return {index: self._rule(index, groups[index]) for index in set(self._group_of.values())}
 
     def _rule(self, index: int, group: dict[str, Any]) -> Rule:
-        law = rule_of_group(self.optimizer, group)
+        law = rule_of_group(self.optimizer, group, measure=True)
         if law.rule is None:
             raise EquilibriaError(f"got parameter group {index}: {law.reason}; expected a rule with an equilibrium")
         return law.rule
+
+    def _state_powers(self, index: int) -> dict[str, float]:
+        """The powers of the gradient with which the state of a group's tensors grows."""
+        measured = isinstance(self._equilibria[index], Identified)
+        return state_powers(self.optimizer, self.optimizer.param_groups[index]) if measured else _POWERS
 
     def _with_one_factor(self, sets: list[InvariantSet], groups: Mapping[int, int]) -> list[InvariantSet]:
         """The sets that have one factor: weights that are invariant alone, and joint sets of one group with one law.
@@ -309,7 +316,7 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
                 factors |= dict.fromkeys(inside, rescale_factors(old, new))
             for label in inside:
                 for name in self._names[label]:
-                    self._refuse_unknown_state(name)
+                    self._refuse_unknown_state(label, name)
         if factors:
             self._statistics.require()
         return factors
@@ -328,14 +335,13 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         unit_grad_sq = _total(state["exp_avg_sq"]) / seen * _total(weight.detach().double().square())
         return {"unit_grad_sq": unit_grad_sq, "dim": float(weight.numel())} if unit_grad_sq > 0 else {}
 
-    def _refuse_unknown_state(self, name: str) -> None:
-        weight = self._weights[name]
-        for key, value in self.optimizer.state.get(weight, {}).items():
-            known = key in _FIRST_MOMENTS or key in _SECOND_MOMENTS
-            if isinstance(value, Tensor) and value.shape == weight.shape and weight.ndim and not known:
+    def _refuse_unknown_state(self, label: str, name: str) -> None:
+        known = self._powers[self._group_of[label]]
+        for key, value in self.optimizer.state.get(self._weights[name], {}).items():
+            if isinstance(value, Tensor) and value.numel() > 1 and key not in known:
                 raise EquilibriaError(
-                    f"got optimizer state {key!r} for {name!r}; expected one of "
-                    f"{', '.join(_FIRST_MOMENTS + _SECOND_MOMENTS)}: how it scales with the gradient is not known",
+                    f"got optimizer state {key!r} for {name!r}; expected {' or '.join(known) or 'none'}: how it scales "
+                    "with the gradient is not known",
                     argument="scheduler",
                 )
 
@@ -343,20 +349,18 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
     def _rescale(self, factors: Mapping[str, float]) -> None:
         for label, factor in factors.items():
             for weight in self._tensors[label]:
-                self._rescale_one(weight, factor)
+                self._rescale_one(weight, factor, self._powers[self._group_of[label]])
             self._statistics.rescale([label], factor)
         self.last_factors = {name: factor for label, factor in factors.items() for name in self._names[label]}
 
-    def _rescale_one(self, weight: Tensor, factor: float) -> None:
+    def _rescale_one(self, weight: Tensor, factor: float, powers: Mapping[str, float]) -> None:
         weight.mul_(factor)
         control_log(self.optimizer).note_rescaling(weight, factor)
         if weight.grad is not None:
             weight.grad.mul_(1 / factor)
         for key, value in self.optimizer.state.get(weight, {}).items():
-            if key in _FIRST_MOMENTS and value is not None:
-                value.mul_(1 / factor)
-            elif key in _SECOND_MOMENTS:
-                value.mul_(1 / factor**2)
+            if value is not None and powers.get(key):
+                value.mul_(factor ** -powers[key])
 
     def _waiting(self, totals: Mapping[str, float]) -> dict[str, float]:
         """The factors that are postponed, and applied together with later ones.
@@ -450,7 +454,7 @@ class _Change:
 
 def _rules_in(saved: Mapping[Any, Mapping[str, Any]], rules: Mapping[int, Rule]) -> dict[int, Rule]:
     """Rules by group from a checkpoint; JSON makes keys text."""
-    return {int(i): dataclasses.replace(rules[int(i)], **rule_settings(settings)) for i, settings in saved.items()}
+    return {int(index): resumed(rules[int(index)], settings) for index, settings in saved.items()}
 
 
 def _total(tensor: Any) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -15,6 +16,8 @@ from torch.utils.hooks import RemovableHandle
 from equilibria.errors import EquilibriaError
 from equilibria.optimizers.controllers import announce, withdraw
 from equilibria.tensors.parameters import unwrap_optimizer
+from equilibria.theory.identified import Identified
+from equilibria.theory.rules import Rule
 
 
 class SchedulerWrapper(LRScheduler):
@@ -223,9 +226,13 @@ def _typed_settings(scheduler: LRScheduler, index: int) -> dict[str, Any]:
     return {"lr": peak, **moved}
 
 
-def rule_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a rule from a checkpoint: JSON turns pairs into lists."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+def resumed(rule: Rule, settings: Mapping[str, Any]) -> Rule:
+    """A rule with its settings from a checkpoint: JSON turns pairs into lists; a measured law is measured again."""
+    known: dict[str, Any] = dict(settings)
+    known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+    if isinstance(rule, Identified):
+        known = {name: known[name] for name in ("lr", "weight_decay")}
+    return dataclasses.replace(rule, **known)
 
 
 def copies(values: Iterable[float | Tensor]) -> list[float | Tensor]:

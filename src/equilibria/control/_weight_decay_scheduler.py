@@ -17,11 +17,10 @@ from equilibria.control._scheduler import (
     Hooked,
     SchedulerWrapper,
     restoring_scheduler,
-    rule_settings,
+    resumed,
 )
 from equilibria.errors import EquilibriaError, one_of, whole
 from equilibria.optimizers.rules import rule_of_group
-from equilibria.theory.identified import Identified
 from equilibria.theory.requested import HOLDS, Hold, holding_weight_decay
 from equilibria.theory.rules import Rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule
@@ -129,11 +128,7 @@ class WeightDecayScheduler(Hooked, SchedulerWrapper):
         """Resume from a checkpoint; load the optimizer's as well."""
         super().load_state_dict(state_dict)
         for index, settings in state_dict.get("held", {}).items():  # JSON makes keys text
-            reference = self._references[int(index)]
-            known = rule_settings(settings)
-            if isinstance(reference, Identified):  # its law is measured again
-                known = {name: known[name] for name in ("lr", "weight_decay")}
-            self._references[int(index)] = dataclasses.replace(reference, **known)
+            self._references[int(index)] = resumed(self._references[int(index)], settings)
 
     def _chosen(self, groups: Iterable[int] | None) -> list[int]:
         every = self.optimizer.param_groups

@@ -17,6 +17,7 @@ from equilibria.doctor._setup import TrainingSetup, input_and_target
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, Severity, joined, warnings_first
 from equilibria.objectives._objective import objective, unwrap_model
+from equilibria.optimizers.copies import decay_of, rule_groups
 from equilibria.optimizers.in_force import not_in_force
 from equilibria.optimizers.rules import rule_of_group
 from equilibria.symmetry import Symmetries, symmetries
@@ -116,14 +117,15 @@ def examine(setup: TrainingSetup, *, progress: bool | None = None) -> Examinatio
     settings = {name: groups.get(id(param)) for name, param in by_name.items()}
     rows = tuple(_row(name, param, roles[name], settings, sym) for name, param in by_name.items())
     used = {row.group for row in rows if row.group is not None}
-    declared = not_in_force(setup.optimizer, [setup.optimizer.param_groups[index] for index in sorted(used)])
+    declared = not_in_force(setup.optimizer, [rule_groups(setup.optimizer)[index] for index in sorted(used)])
     return Examination(rows, warnings_first((*declared, *_findings(rows))), _fix(rows, by_name, sym), sym)
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, _Settings]]:
-    for index, group in enumerate(optimizer.param_groups):
-        decay = float(group.get("weight_decay", 0.0))
-        settings = _Settings(index, float(group["lr"]), decay, rule_of_group(optimizer, group, measure=True).rule)
+    for index, group in enumerate(rule_groups(optimizer)):
+        settings = _Settings(
+            index, float(group["lr"]), decay_of(group), rule_of_group(optimizer, group, measure=True).rule
+        )
         yield from ((id(param), settings) for param in group["params"])
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from equilibria.diagnosis.gradient_size import late_from
 from equilibria.diagnosis.run import SampledRun, sampled_run
@@ -110,6 +111,7 @@ def translate(
     schedule: ScheduleLike | None = None,
     steps: int | None = None,
     init_norm: float | None = None,
+    norm: ArrayLike | None = None,
     run: RunLike | None = None,
 ) -> Translation:
     """Settings with the same dynamics at another scale, batch size, weight decay or optimizer; give exactly one.
@@ -140,6 +142,8 @@ def translate(
         schedule: with ``to="sphere"``: learning rate of every step; by default the rule's.
         steps: with ``to="sphere"``: their number.
         init_norm: with ``to="sphere"``: ||w|| at the start, which is held; by default the equilibrium of the first lr.
+        norm: with ``to="sphere"``: ||w|| before every step, as a run with weight decay measured it; by default the
+            predicted one.
         run: a watched or recorded run, or its directory; with ``batch``, a whole number from 2.
 
     Returns:
@@ -167,7 +171,7 @@ def translate(
         "betas": betas,
         "adjust_lr_fn": adjust_lr_fn,
     }
-    of_sphere = {"schedule": schedule, "steps": steps, "init_norm": init_norm}
+    of_sphere = {"schedule": schedule, "steps": steps, "init_norm": init_norm, "norm": norm}
     chosen = [name for name, value in targets.items() if value is not None]
     only_with_to = [name for name, value in (of_optimizer | of_sphere).items() if value is not None]
     if run is not None:
@@ -218,9 +222,9 @@ def _to_sphere(rule: Rule, of_optimizer: Mapping[str, Any], of_sphere: Mapping[s
             raise EquilibriaError(
                 f"got {name} with to='sphere'; expected it only with another optimizer", argument=name
             )
-    schedule = rule.lr if of_sphere["schedule"] is None else of_sphere["schedule"]
+    others = {name: value for name, value in of_sphere.items() if name != "schedule"}
     scale = {name: of_optimizer[name] for name in ("dim", "shape")}
-    return to_sphere(rule, schedule, steps=of_sphere["steps"], init_norm=of_sphere["init_norm"], **scale)
+    return to_sphere(rule, rule.lr if of_sphere["schedule"] is None else of_sphere["schedule"], **others, **scale)
 
 
 # ---- a run

@@ -59,6 +59,7 @@ from equilibria.optimizers.controllers import (
     control_log,
     order_hooks,
 )
+from equilibria.optimizers.copies import rule_groups
 from equilibria.optimizers.in_force import not_in_force
 from equilibria.optimizers.rules import GroupRule, follows, rule_of_group
 from equilibria.tensors.device_queue import mark
@@ -111,11 +112,12 @@ class OptimizerHooks:
     ) -> None:
         self.watched = list(watched)
         self.count, self.step, self.last_step = 0, 0, -1
-        self.settings = [SettingsLog() for _ in optimizer.param_groups]
+        self._groups = rule_groups(optimizer)
+        self._is_one_rule_per_group = len(self._groups) == len(optimizer.param_groups)
+        self.settings = [SettingsLog() for _ in self._groups]
         self.copied_too: frozenset[int] = frozenset()
         self.memory = StepMemory(self.watched)
         self.skipped = SkippedSteps()
-        self._groups = list(optimizer.param_groups)
         self._index, self._sampler, self._on_reading = index, sampler, on_reading
         self._rows = _row_slices(self.watched)
         # Compared at every step. Sharded tensors are left out: gathering and scattering them counts as changes.
@@ -334,9 +336,8 @@ class OptimizerHooks:
 
         With the settings of the run that their weights stand for, under a controller that trains such weights.
         """
-        if len(self.optimizer.param_groups) >= len(self._groups):
-            self._groups = list(self.optimizer.param_groups)
-        groups = self._groups
+        now = list(self.optimizer.param_groups) if self._is_one_rule_per_group else rule_groups(self.optimizer)
+        self._groups = groups = now if len(now) >= len(self._groups) else self._groups
         for index, run in self._stands_for().items():
             groups = [
                 *groups[:index],

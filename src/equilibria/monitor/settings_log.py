@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from equilibria.optimizers.copies import decay_key
+
 _UNKNOWN = float("nan")  # one object: inside a tuple it equals itself, so that unknown settings do not count as changed
 _JUMP = 0.1  # relative change of a setting that triggers a sample
 _STEEPER = 3  # times the change at the step before: more than that is a jump, less is part of a ramp
@@ -35,7 +37,7 @@ def read_settings(group: Mapping[str, Any]) -> Settings:
     betas = group.get("betas")
     pair = (_number(betas[0]), _number(betas[1])) if isinstance(betas, Sequence) and len(betas) > 1 else None
     momentum = _number(group.get("momentum", 0.0)) if pair is None else pair[0]
-    return Settings(_number(group.get("lr")), _number(group.get("weight_decay", 0.0)), momentum, pair)
+    return Settings(_number(group.get("lr")), _number(group.get(decay_key(group), 0.0)), momentum, pair)
 
 
 def _number(value: Any) -> float:
@@ -70,7 +72,7 @@ class SettingsLog:
 
         Settings on a device are read at sampled steps only: reading them waits for the device.
         """
-        raw = group.get("lr"), group.get("weight_decay"), group.get("momentum"), group.get("betas")
+        raw = group.get("lr"), group.get(decay_key(group)), group.get("momentum"), group.get("betas")
         if self._seen is not None and raw == self._seen:
             return
         if not sampled and self._changes and _on_device(raw):
@@ -87,7 +89,7 @@ class SettingsLog:
         if not self._changes:
             return False
         last = self._changes[-1].settings
-        pairs = ((group["lr"], last.lr), (group.get("weight_decay"), last.weight_decay))
+        pairs = ((group["lr"], last.lr), (group.get(decay_key(group)), last.weight_decay))
         differs = any(
             isinstance(now, float) and abs(now - before) > _JUMP * max(abs(now), abs(before)) for now, before in pairs
         )

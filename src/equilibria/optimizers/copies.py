@@ -16,6 +16,7 @@ import random
 import sys
 import types
 import warnings
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -46,6 +47,37 @@ class CannotCopyError(Exception):
     """The optimizer holds more than numbers and words outside its groups."""
 
 
+def decay_key(group: Group) -> str:
+    """What a group calls its weight decay: Moonshot's Muon says 'wd'."""
+    return "wd" if "wd" in group and "weight_decay" not in group else "weight_decay"
+
+
+def decay_of(group: Group) -> float:
+    """The weight decay of a group; 0 without the setting."""
+    return float(group.get(decay_key(group), 0.0))
+
+
+def rule_groups(optimizer: Any) -> list[Any]:
+    """An optimizer's parameter groups; one whose tensors have different flags in their state, one view for each.
+
+    Moonshot's Muon, for one, has matrices for Muon and all others for AdamW in one group, told apart by ``use_muon``.
+    """
+    groups: list[Any] = []
+    for group in optimizer.param_groups:
+        by_flags: dict[tuple[tuple[str, bool], ...], list[Any]] = {}
+        for param in group["params"]:
+            state = optimizer.state.get(param, {})
+            flags = ((key, value) for key, value in state.items() if isinstance(value, bool) and _is_flag(key))
+            by_flags.setdefault(tuple(flags), []).append(param)
+        views = [ChainMap({"params": params, **dict(flags)}, group) for flags, params in by_flags.items()]
+        groups += views if len(views) > 1 else [group]
+    return groups
+
+
+def _is_flag(key: Any) -> bool:
+    return isinstance(key, str) and key.startswith("use_")
+
+
 def copy_of(optimizer: Any, group: Group, params: Sequence[Any]) -> Any:
     """An optimizer of the same class, attributes and settings on other tensors, made without its constructor.
 
@@ -59,6 +91,7 @@ def copy_of(optimizer: Any, group: Group, params: Sequence[Any]) -> Any:
     """
     torch: Any = sys.modules["torch"]
     settings = {key: _copied(key, value) for key, value in group.items() if key not in FOREIGN_KEYS}
+    settings |= {key: False for key in ("capturable", "fused") if settings.get(key)}  # the same rule, for GPUs
     defaults = {key: _copied(key, value) for key, value in getattr(optimizer, "defaults", {}).items()}
     double = object.__new__(type(optimizer))
     torch.optim.Optimizer.__init__(double, [{"params": list(params), **settings}], defaults)
@@ -107,29 +140,47 @@ def copies_of(optimizer: Any, group: Group) -> MakeCopy:
 
     def constructed(params: list[Any], settings: Mapping[str, float]) -> Any:
         own = {key: value for key, value in group.items() if key in getattr(optimizer, "defaults", {})}
-        return type(optimizer)(params, **{**own, **_given(group, settings)})
+        double = type(optimizer)(params, **{**own, **_given(group, settings)})
+        if not settings_outside_groups(optimizer).items() <= settings_outside_groups(double).items():
+            raise CannotCopyError("its constructor, called with the settings of its group, makes another optimizer")
+        return double
 
-    def works(make: MakeCopy) -> bool:
+    def failure(make: MakeCopy) -> Exception | None:
         param = torch.nn.Parameter(torch.ones(4, 4, dtype=torch.float64))
         try:
             double = make([param], {})
             for _ in range(2):
                 param.grad = torch.full_like(param, 0.1)
                 step_function(type(double))(double)
-        except CannotCopyError:
-            raise
-        except Exception:
-            return False
-        return True
+        except Exception as error:
+            return error
+        return None
 
-    return plain if works(plain) or not works(constructed) else constructed
+    first = failure(plain)
+    if first is None or failure(constructed) is not None:
+        if isinstance(first, CannotCopyError):
+            raise first
+        return plain
+    return constructed
+
+
+def settings_outside_groups(optimizer: Any) -> dict[str, str]:
+    """The attributes of an optimizer that are numbers, words or functions, or contain nothing else, as text."""
+    torch: Any = sys.modules["torch"]
+    attributes = {name: value for name, value in vars(optimizer).items() if name not in _FOREIGN_ATTRIBUTES}
+    return {
+        name: repr(value)
+        for name, value in attributes.items()
+        if not name.startswith("_optimizer_") and _is_plain(value, torch)
+    }
 
 
 def _given(group: Group, settings: Mapping[str, float]) -> dict[str, Any]:
     """Settings in the form that the group has: a learning rate may be a tensor."""
+    named = {decay_key(group) if key == "weight_decay" else key: value for key, value in settings.items()}
     return {
         key: group[key].new_tensor(value) if hasattr(group[key], "new_tensor") else value
-        for key, value in settings.items()
+        for key, value in named.items()
         if key in group
     }
 

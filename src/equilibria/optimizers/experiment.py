@@ -7,8 +7,8 @@ then give the powers with which step and decay depend on lr, weight decay, gradi
 `equilibria.theory.identified.Identified` rule holds them all.
 
 An answer is given only if it survives: the walk is stationary, a walk four times as long with other gradients finds the
-same, its clock put forward by 100,000 steps changes nothing, it keeps no copy of the weights and does not adapt its own
-settings. Otherwise the result names the class of the optimizer instead.
+same, its clock put forward by 100,000 steps changes nothing, its steps depend on no copy of the weights and it does not
+adapt its own settings. Otherwise the result names the class of the optimizer instead.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import inspect
 import math
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, overload
 
@@ -28,6 +29,8 @@ from equilibria.optimizers.copies import (
     CannotCopyError,
     Group,
     copies_of,
+    decay_key,
+    decay_of,
     isolated,
     longest_memory,
     many_processes,
@@ -62,6 +65,8 @@ _ANCHOR_NOISE = 0.012  # of the logarithm of a ratio of lengths: three times its
 _LOOK = 30  # steps in which the norm shows whether it is held
 _COARSE, _BURN, _LONGEST_BURN = 150, 150, 1500
 _FINE, _LONGEST = 600, 3000  # steps
+_LONGEST_FILL = 7500  # steps in which memories that no setting declares may fill
+_USED = 200  # steps in which a copy of the weights shows whether they depend on it
 _ROUNDS = 10
 _NEAR = 0.08  # ln(T / s) at which the coarse search ends
 _ROUNDING = 1e-13  # of a decay per step
@@ -186,13 +191,13 @@ class _Experiment:
         self._make = copies_of(optimizer, group)
         self._memory = longest_memory(group)
         self._burst = int(min(max(self._memory / 2, 20), _LONGEST_BURN))  # steps with gradients of triple length
-        self._decays = "weight_decay" in group
+        self._decays = decay_key(group) in group
         self._assigned = _assigned_words(optimizer, group)
         self._real_shape = shape
         shape = probe_shape(shape)
         norm = _RMS * math.sqrt(math.prod(shape))
         lr = reference_lr(group)
-        decay = float(group.get("weight_decay", 0.0))
+        decay = decay_of(group)
         if not lr > 0:
             raise _NoLawError("not identified", f"its lr is {lr:g}, at which nothing moves")
         self._start = Conditions(lr, decay, norm, _GRADIENT * math.sqrt(math.prod(shape)) * norm, shape)
@@ -204,11 +209,11 @@ class _Experiment:
         conditions, slow = self._search()
         step, decay = self._powers(conditions)
         slope = 2 * step.radial - 2 - decay.radial
-        if slope > _SHALLOW:
-            raise _NoLawError("step proportional to norm", _shallow_reason(slope))
-        settled = self._settle(conditions, step, slope, slow)
-        again = self._confirm(settled, step, decay, slope)
-        self._check_time(again)
+        if decay.norm or slope > _SHALLOW:
+            raise _shallow(slope, step.radial - 1)
+        again = self._confirm(self._settle(conditions, step, slope, slow), step, decay, slope)
+        if self._check_time(again):  # its memory is longer than its settings say
+            again = self._confirm(self._settle(conditions, step, slope, slow), step, decay, slope)
         rule = _rule(self._name, again, step, decay)
         rule = replace(rule, step=self._anchored(rule.step, again.balanced(slope)))
         return Identification(self._name, "equilibrium", "", rule)
@@ -242,23 +247,35 @@ class _Experiment:
             raise _NoLawError("norm forced", f"its first step sets ||w|| to {first[1]:.3g}, whatever it was")
         if all(_is_held(walk) for walk in (near, far)):
             raise _NoLawError("norm held", "its steps leave ||w|| as it was: the angle follows from lr alone")
-        if copies := near.weight_copies():
-            reason = f"its state {copies[0]!r} is a copy of the weights: it trains an average that never settles"
-            raise _NoLawError("keeps a copy of the weights", reason)
+        for name in near.weight_copies():
+            if self._uses(name):
+                reason = f"its state {name!r} is a copy of the weights, on which its steps depend"
+                raise _NoLawError("keeps a copy of the weights", reason)
         if own := near.own_settings():
             reason = f"its steps change {', '.join(map(repr, own))} of its own settings"
             raise _NoLawError("adapts its own settings", reason)
+
+    def _uses(self, name: str) -> bool:
+        """Whether steps change with a tensor of the state; an average kept for evaluation changes nothing."""
+        ends, other = [], replace(self._start, weight_decay=self._start.weight_decay / 4)
+        for factor in (1.0, 1.5):
+            walk = self._advance(Walk(self._make, other, twins=False), _LOOK)
+            if name not in walk.weight_copies():  # a momentum full of coupled decay
+                return False
+            walk.optimizer.state[walk.param][name].mul_(factor)
+            ends.append(self._advance(walk, _USED).param.detach().numpy().copy())
+        return not np.array_equal(*ends)
 
     # ---- the equilibrium
 
     def _search(self) -> tuple[Conditions, Stretch]:
         """Conditions near equilibrium, by the secant method on ln ||w||."""
-        at, points = self._start, list[tuple[float, float]]()
+        at, points = self._start, list[tuple[float, float, float]]()
         for _ in range(_ROUNDS):
             stretch = self._walk(at, burn=_BURN, steps=_COARSE, hold=True)
             self._check_decay(stretch)
             balance = stretch.log_balance
-            points.append((stretch.log_norm, balance))
+            points.append((stretch.log_norm, balance, math.log(stretch.angle_sq) / 2))
             if abs(balance) < _NEAR:
                 return replace(at, norm=math.exp(stretch.log_norm)), stretch
             self._check_slope(points)
@@ -266,12 +283,12 @@ class _Experiment:
             at = replace(at, norm=math.exp(stretch.log_norm + move), seed=at.seed + 1)
         raise _NoLawError("not identified", f"no norm was found at which growth and decay balance in {_ROUNDS} walks")
 
-    def _check_slope(self, points: list[tuple[float, float]]) -> None:
-        norms, balances = np.array(points).T
+    def _check_slope(self, points: list[tuple[float, float, float]]) -> None:
+        norms, balances, angles = np.array(points).T
         if len(points) > 2 and np.ptp(norms) > 0.5:
             slope = float(np.polyfit(norms, balances, 1)[0])
             if slope > _SHALLOW:
-                raise _NoLawError("step proportional to norm", _shallow_reason(slope))
+                raise _shallow(slope, float(np.polyfit(norms, angles, 1)[0]))
 
     def _check_declared(self) -> None:
         """Whether the weight decays at all, and by its setting; without bringing it back, which may disturb a decay."""
@@ -348,41 +365,66 @@ class _Experiment:
             raise self._not_stationary(at, settled.stretch.share, reason)
         raise _NoLawError("not identified", "its norm does not come to rest")
 
-    def _check_time(self, settled: _Settled) -> None:
-        """The step must be the same much later, and long after a burst of gradients."""
+    def _check_time(self, settled: _Settled) -> bool:
+        """The step must be the same much later, and long after a burst of gradients.
+
+        Returns:
+            Whether that takes longer than the memories that the settings declare; then the longer one is noted.
+        """
         now, at = settled.stretch.step_sq, replace(settled.conditions, norm=math.exp(settled.stretch.log_norm), seed=7)
-        share = settled.stretch.share
-        later = self._step_sq(at, share, clock=True)
+        for burn in self._burns():
+            stop = self._changed(at, settled.stretch.share, now, burn=burn)
+            if stop is None:
+                break
+        if stop is not None:
+            raise stop
+        declared, self._memory = self._memory, max(self._memory, (burn - _BURN) / 5)
+        return self._memory > 1.01 * declared
+
+    def _burns(self) -> Iterator[int]:
+        """Steps that fill the memories: those that the settings declare, and longer ones."""
+        burn = int(min(5 * self._memory, _LONGEST_FILL)) + _BURN
+        yield burn
+        while 2 * burn <= _LONGEST_FILL:
+            yield (burn := min(4 * burn, _LONGEST_FILL))
+
+    def _changed(self, at: Conditions, share: float, now: float, *, burn: int) -> _NoLawError | None:
+        """What is wrong with an optimizer whose squared step is another after so many steps than ``now``."""
+        later = self._step_sq(at, share, burn=burn, clock=True)
         if later is not None and abs(math.log(later / now)) > 2 * _AGREE:
-            raise _NoLawError("own clock", _clock_reason(later, now))
-        change = math.log(self._step_sq(at, share, burst=True) / now) / 2
-        if abs(change) > _AGREE:
-            reason = (
-                f"its step is {math.exp(change):.2f} times as long, long after {self._burst} gradients of triple length"
-            )
-            raise _NoLawError("not stationary", reason)
+            return _NoLawError("own clock", _clock_reason(later, now))
+        change = math.log(self._step_sq(at, share, burn=burn, burst=True) / now) / 2
+        if abs(change) <= _AGREE:
+            return None
+        ratio = f"its step is {math.exp(change):.2f} times as long"
+        return _NoLawError("not stationary", f"{ratio}, {burn} steps after {self._burst} gradients of triple length")
 
     def _not_stationary(self, at: Conditions, share: float, reason: str) -> _NoLawError:
         """The class of an optimizer whose steps change: by a clock of its own, or by its memory of the past."""
-        later = self._step_sq(at, share, clock=True)
-        if later is not None:
-            now = self._step_sq(at, share)
-            if abs(math.log(later / now)) > 2 * _AGREE:
-                return _NoLawError("own clock", _clock_reason(later, now))
-        return _NoLawError("not stationary", reason)
+        clock = _NoLawError("not stationary", reason)
+        for burn in self._burns():
+            later = self._step_sq(at, share, burn=burn, clock=True)
+            now = self._step_sq(at, share, burn=burn)
+            if later is None or abs(math.log(later / now)) <= 2 * _AGREE:
+                return _NoLawError("not stationary", reason)
+            clock = _NoLawError("own clock", _clock_reason(later, now))
+        return clock
 
     @overload
-    def _step_sq(self, at: Conditions, share: float, *, burst: bool = False) -> float: ...
+    def _step_sq(self, at: Conditions, share: float, *, burn: int, burst: bool = False) -> float: ...
 
     @overload
-    def _step_sq(self, at: Conditions, share: float, *, clock: bool) -> float | None: ...
+    def _step_sq(self, at: Conditions, share: float, *, burn: int, clock: bool) -> float | None: ...
 
-    def _step_sq(self, at: Conditions, share: float, *, clock: bool = False, burst: bool = False) -> float | None:
-        """Mean squared step after five memories at constant norm, where no norm chases a second moment.
+    def _step_sq(
+        self, at: Conditions, share: float, *, burn: int, clock: bool = False, burst: bool = False
+    ) -> float | None:
+        """Mean squared step at constant norm, where no norm chases a second moment.
 
         Args:
             at: the conditions.
             share: of the weight that decay removes per step.
+            burn: steps before, after the clock was put forward or the burst.
             clock: put the clock forward after the first step; None if there is none.
             burst: begin with a burst of gradients.
         """
@@ -393,7 +435,7 @@ class _Experiment:
             walk.gradient_factor = 3.0
             self._advance(walk, self._burst, hold=True)
             walk.gradient_factor = 1.0
-        burn = len(walk) + int(min(5 * self._memory, 5 * _LONGEST_BURN)) + _BURN
+        burn += len(walk)
         self._advance(walk, burn - len(walk) + _FINE // 2, hold=True)
         return walk.measure(burn=burn, share=share).step_sq
 
@@ -454,8 +496,13 @@ def _assigned_words(optimizer: Any, group: Group) -> list[str]:
     return [name for name in assigned if isinstance(group.get(name), str)]
 
 
-def _shallow_reason(slope: float) -> str:
-    return f"growth over decay goes as ||w||^{slope:.2g}: no norm balances the two"
+def _shallow(slope: float, turn: float) -> _NoLawError:
+    """The class of an optimizer whose growth over decay goes as ||w||^slope, and whose angle goes as ||w||^turn."""
+    if turn > _SHALLOW / 2:
+        reason = f"growth over decay goes as ||w||^{slope:.2g}: no norm balances the two"
+        return _NoLawError("step proportional to norm", reason)
+    reason = f"growth over decay goes as ||w||^{slope:.2g} and the angle as ||w||^{turn:.2g}"
+    return _NoLawError("not identified", f"its decay is not proportional to the weight: {reason}")
 
 
 def _clock_reason(later: float, now: float) -> str:
@@ -533,10 +580,10 @@ def _is_held(walk: Walk) -> bool:
     return bool(changes.max() < max(1e-2 * walk.measure(burn=0, share=0.0).angle_sq, 1e-15))
 
 
-def _secant(points: list[tuple[float, float]]) -> float:
+def _secant(points: list[tuple[float, float, float]]) -> float:
     """The slope between the last two points; a usual one without two, or if it cannot be."""
     if len(points) > 1:
-        (x0, y0), (x1, y1) = points[-2:]
+        (x0, y0, _), (x1, y1, _) = points[-2:]
         if abs(x1 - x0) > 0.05 and -6 < (y1 - y0) / (x1 - x0) < -0.3:
             return (y1 - y0) / (x1 - x0)
     return -2.5

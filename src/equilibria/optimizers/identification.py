@@ -21,12 +21,21 @@ from weakref import WeakKeyDictionary
 
 from equilibria._version import __version__
 from equilibria.errors import EquilibriaError, whole
-from equilibria.optimizers.copies import FOREIGN_KEYS, Group, reference_lr, tried_shape
+from equilibria.optimizers.copies import (
+    FOREIGN_KEYS,
+    Group,
+    decay_key,
+    decay_of,
+    reference_lr,
+    rule_groups,
+    settings_outside_groups,
+    tried_shape,
+)
 from equilibria.optimizers.experiment import Identification, identify_group
 from equilibria.theory.identified import identified_from
 
-_EXPERIMENT = 2  # raise it when a change of the experiment changes a number
-_LR_AND_DECAY = frozenset(("lr", "weight_decay"))  # a measured law has their powers
+_EXPERIMENT = 3  # raise it when a change of the experiment changes a number
+_LR_AND_DECAY = frozenset(("lr", "weight_decay", "wd"))  # a measured law has their powers
 _KEPT: WeakKeyDictionary[Any, dict[str, Identification]] = WeakKeyDictionary()
 
 
@@ -71,10 +80,11 @@ def identify(
         ('equilibrium', 0.0103)
     """
     groups = getattr(optimizer, "param_groups", None)
-    if isinstance(optimizer, type) or not isinstance(groups, list) or not groups:
+    if isinstance(optimizer, type) or not isinstance(groups, list) or not groups or not hasattr(optimizer, "state"):
         raise EquilibriaError(f"got optimizer={optimizer!r}; expected a torch optimizer", argument="optimizer")
+    groups = rule_groups(optimizer)
     if group is None:
-        chosen = next((one for one in groups if one.get("weight_decay")), groups[0])
+        chosen = next((one for one in groups if decay_of(one)), groups[0])
     else:
         index = whole("group", group)
         if index >= len(groups):
@@ -102,14 +112,14 @@ def measured_law(
     found = kept[settings]
     if found.rule is None:
         return found
-    lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
-    return dataclasses.replace(found, rule=dataclasses.replace(found.rule, lr=lr, weight_decay=weight_decay))
+    rule = dataclasses.replace(found.rule, lr=float(group["lr"]), weight_decay=decay_of(group))
+    return dataclasses.replace(found, rule=rule)
 
 
 def _settings(group: Group, shape: tuple[int, ...]) -> str:
     """What an experiment depends on, but for lr and weight decay."""
     own = [(key, repr(group[key])) for key in sorted(group) if key not in FOREIGN_KEYS | _LR_AND_DECAY]
-    decays = bool(group.get("weight_decay")), "weight_decay" in group
+    decays = bool(decay_of(group)), decay_key(group) in group
     return repr((own, decays, shape))
 
 
@@ -145,22 +155,23 @@ def cache_folder() -> Path:
 
 
 def _path(optimizer: Any, group: Group, settings: str) -> Path | None:
-    """The file of a law; None if the optimizer's source is unknown, so that a change of it would not show."""
+    """The file of a law; None if another process could not know the same optimizer by it.
+
+    The source may be unknown; a class made in a function, and an attribute that is one, depend on more than it.
+    """
     kind, torch = type(optimizer), sys.modules["torch"]
     try:
         sources = [inspect.getsource(sys.modules[base.__module__]) for base in kind.__mro__[:-1]]
         folder = cache_folder()
     except (OSError, TypeError, KeyError, RuntimeError):
         return None
-    attributes = [(name, repr(value)) for name, value in sorted(vars(optimizer).items()) if _is_setting(value)]
+    attributes = sorted(settings_outside_groups(optimizer).items())
+    if "<locals>" in kind.__qualname__ or " at 0x" in f"{settings} {attributes}":
+        return None
     versions = (_EXPERIMENT, __version__, str(torch.__version__))
-    used = (reference_lr(group), float(group.get("weight_decay", 0.0)))
+    used = (reference_lr(group), decay_of(group))
     content = repr((versions, kind.__module__, kind.__qualname__, settings, used, attributes, sources))
     return folder / f"{kind.__name__}-{hashlib.sha256(content.encode()).hexdigest()[:32]}.json"
-
-
-def _is_setting(value: Any) -> bool:
-    return isinstance(value, bool | int | float | str | tuple)
 
 
 def _read(path: Path) -> Identification | None:

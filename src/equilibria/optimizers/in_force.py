@@ -21,6 +21,7 @@ from equilibria.optimizers.copies import (
     CannotCopyError,
     Group,
     copies_of,
+    decay_of,
     isolated,
     many_processes,
     probe_shape,
@@ -31,7 +32,8 @@ from equilibria.optimizers.walks import Conditions, Walk
 _SHAPE = (32, 16)
 _RMS, _GRADIENT = 0.1, 0.01  # root mean square entries of weight and gradient
 _BURN, _STEPS = 200, 100
-_FEW = 40  # steps in which a setting shows whether it has any effect
+_FEW, _MANY = 40, 600  # steps in which a setting shows whether it has any effect; later ones, to be sure
+_ROUNDING = 1e-13  # of a decay per step
 _NEAR = 0.02  # relative difference up to which two numbers agree
 _DEPENDS = 0.2  # change of ln decay from which on it depends on the gradient
 _NO_MEMORY = 0.05  # correlation of successive steps below which momentum does not remember
@@ -89,20 +91,21 @@ class _Declared:
         self._name, self._group = type(optimizer).__name__, group
         self._make = copies_of(optimizer, group)
         self._optimizer = optimizer
-        lr, decay = float(group["lr"]), float(group.get("weight_decay", 0.0))
+        lr, decay = float(group["lr"]), decay_of(group)
         norm = _RMS * math.sqrt(math.prod(_SHAPE))
         self._at = Conditions(lr, decay, norm, _GRADIENT * math.sqrt(math.prod(_SHAPE)) * norm, _SHAPE)
 
     def findings(self) -> Iterator[Finding]:
         """All of them."""
         ignored = [name for name, changed in self._changes() if self._is_ignored(changed)]
-        if "momentum" in ignored and self._overwrites_gradient():
+        remembers = "momentum" not in ignored
+        if not remembers and (self._overwrites_gradient() or self._is_in_reserve("momentum")):
             ignored.remove("momentum")  # it may keep its momentum in .grad, which a walk replaces
         for name in ignored:
             yield self._without_effect(name)
         if self._at.weight_decay and "weight_decay" not in ignored:
             yield from self._decay()
-        if "momentum" not in ignored and not self._overwrites_gradient():
+        if remembers and not self._overwrites_gradient():
             yield from self._memory()
         if "muon" in self._name.lower():
             yield from self._shapes()
@@ -116,14 +119,20 @@ class _Declared:
     def _changes(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Every setting that should matter, with another value."""
         group = self._group
-        for name in ("lr", "weight_decay"):
-            if float(group.get(name, 0.0)):
-                yield name, {name: float(group[name]) / 2}
+        for name, value in (("lr", self._at.lr), ("weight_decay", self._at.weight_decay)):
+            if value:
+                yield name, {name: value / 2}
         betas, momentum = group.get("betas"), group.get("momentum")
-        if betas is not None and momentum is not None:
+        if group.get("maximize") is True:
+            yield "maximize", {"maximize": False}
+        if any("betas" in key for key in group) and (momentum is not None or "mu" in group):
             return  # groups of a hybrid have the settings of two rules
         if isinstance(momentum, float) and momentum > 0:
             yield "momentum", {"momentum": momentum / 2}
+            if group.get("nesterov") is True:
+                yield "nesterov", {"nesterov": False}
+            if isinstance(group.get("dampening"), float) and group["dampening"]:
+                yield "dampening", {"dampening": group["dampening"] / 2}
         if isinstance(betas, tuple | list) and len(betas) == 2:
             for index, name in enumerate(("beta1", "beta2")):
                 if isinstance(betas[index], float) and 0 < betas[index] < 1:
@@ -132,12 +141,30 @@ class _Declared:
                     yield name, {"betas": tuple(other)}
 
     def _is_ignored(self, changed: dict[str, Any]) -> bool:
-        """Whether the same walk with another value of a setting is the same to the last bit."""
-        ends = []
-        for settings in ({}, changed):
-            make = functools.partial(self._with, settings)
-            ends.append(Walk(make, self._at, twins=False).advance(_FEW).param.detach().numpy().copy())
-        return bool(np.array_equal(*ends))
+        """Whether the same walk with another value of a setting is the same to the last bit, then and much later."""
+        walks = [
+            Walk(functools.partial(self._with, settings), self._at, twins=False).advance(_FEW)
+            for settings in ({}, changed)
+        ]
+        if not _end_alike(walks):
+            return False
+        for walk in walks:
+            walk.put_clock_forward()
+            walk.advance(_MANY)
+        return _end_alike(walks)
+
+    def _is_in_reserve(self, name: str) -> bool:
+        """Whether a setting acts once a flag of the group is the other way."""
+        group = self._group
+        others = [{flag: not value} for flag, value in group.items() if isinstance(value, bool)]
+        return any(self._acts({**other, name: group[name] / 2}, {**other, name: group[name]}) for other in others)
+
+    def _acts(self, *settings: dict[str, Any]) -> bool:
+        try:
+            walks = [Walk(functools.partial(self._with, one), self._at, twins=False).advance(_FEW) for one in settings]
+        except Exception:  # flags that cannot be the other way
+            return False
+        return not _end_alike(walks)
 
     def _with(self, changed: dict[str, Any], params: list[Any], settings: dict[str, Any]) -> Any:
         return self._make(params, settings | changed)
@@ -148,15 +175,21 @@ class _Declared:
         return gradient is None or not np.array_equal(gradient.numpy(), walk.gradient)
 
     def _without_effect(self, name: str) -> Finding:
+        at, evidence = self._at, f"{_FEW} steps, and {_MANY} much later, are the same to the last bit with "
         if name == "weight_decay":
-            evidence = f"it declares weight_decay={self._at.weight_decay:g}, and decays by 0 per step"
+            share = self._share(at)
+            does = f"decays by {share:.3g} per step" if share > _ROUNDING else "decays by 0 per step"
+            product = f" (lr x wd = {at.lr * at.weight_decay:.3g})" if share > _ROUNDING else ""
+            evidence = f"it declares weight_decay={at.weight_decay:g}{product}, and {does}, with half of it as well"
+        elif name in ("nesterov", "maximize"):
+            evidence = f"it declares {name}=True, and {evidence}{name}=False"
         else:
             value = self._group["betas"] if name.startswith("beta") else self._group[name]
-            evidence = f"it declares {'betas' if name.startswith('beta') else name}={value}, and {_FEW} steps are the "
-            evidence += f"same to the last bit with half of {name}"
+            setting = "betas" if name.startswith("beta") else name
+            evidence = f"it declares {setting}={value}, and {evidence}half of {name}"
         return self._finding(
             "warning",
-            f"the {name} of {self._name} has no effect on its first {_FEW} steps",
+            f"the {name} of {self._name} has no effect",
             evidence,
             f"look for {name} in the step() of {self._name}, or leave the setting out",
         )
@@ -169,6 +202,13 @@ class _Declared:
     def _decay(self) -> Iterator[Finding]:
         at, expected = self._at, self._at.lr * self._at.weight_decay
         share, strong = self._share(at), self._share(replace(at, unit_grad=10 * at.unit_grad))
+        if abs(share / expected + 1) < _NEAR:
+            yield self._finding(
+                "warning", f"the weight decay of {self._name} has the wrong sign",
+                f"it declares weight_decay={at.weight_decay:g} (lr x wd = {expected:.3g}), and grows by {-share:.3g} "
+                "per step",
+                "decay is p.mul_(1 - lr * weight_decay)",
+            )  # fmt: skip
         if not (0 < share < 0.5 and strong > 0) or expected > 0.1:
             return
         declared = f"it declares weight_decay={at.weight_decay:g}"
@@ -194,18 +234,26 @@ class _Declared:
                 "if that is not meant, multiply lr into the decay: p.mul_(1 - lr * weight_decay)",
             )  # fmt: skip
         elif abs(power - 1) < 0.1:
-            yield from self._factor(ratio, f"{declared} (lr x wd = {expected:.3g}), and decays by {share:.3g} per step")
+            first = Walk(self._make, at).advance(2).measure(burn=0).share / expected
+            evidence = f"{declared} (lr x wd = {expected:.3g}), and decays by {share:.3g} per step"
+            yield from self._factor(ratio, first, evidence)
 
-    def _factor(self, ratio: float, evidence: str) -> Iterator[Finding]:
+    def _factor(self, ratio: float, first: float, evidence: str) -> Iterator[Finding]:
+        """What the decay over lr x wd says, in the long run and in the first two steps."""
         usual = self._usual_factors()
         if abs(ratio - 1) < _NEAR:
             return
         if any(abs(ratio / factor - 1) < _NEAR for factor in usual):
             if self._is_declared_decoupled():
                 yield self._coupled(f"{evidence}, {ratio:.3g} times as much: it passes through the momentum")
-        elif any(abs(ratio / double - 1) < _NEAR for factor in usual for double in (2 * factor, 1 + factor)):
+            return
+        times = round(first)
+        if 1 < times < 4 and any(
+            abs(ratio / many - 1) < _NEAR for one in usual for many in (times * one, times - 1 + one)
+        ):
+            word = "twice" if times == 2 else f"{times} times"
             yield self._finding(
-                "warning", f"{self._name} applies its weight decay twice", f"{evidence}, {ratio:.3g} times as much",
+                "warning", f"{self._name} applies its weight decay {word}", f"{evidence}, {ratio:.3g} times as much",
                 "apply it once: to the gradient or to the weight",
             )  # fmt: skip
 
@@ -246,6 +294,8 @@ class _Declared:
         if not isinstance(rate, float) or not 0.5 <= rate < 1:
             return
         walk = Walk(self._make, self._at).advance(_BURN + _STEPS)
+        if not np.diff(walk.norms).all():  # it accumulates gradients, and most steps do nothing
+            return
         correlation = walk.measure(burn=_BURN).correlation
         if abs(correlation) < _NO_MEMORY:
             yield self._finding(
@@ -273,6 +323,12 @@ class _Declared:
             )
 
 
+def _end_alike(walks: list[Walk]) -> bool:
+    """Whether two walks have the same weight, to the last bit."""
+    first, second = (walk.param.detach().numpy() for walk in walks)
+    return bool(np.array_equal(first, second))
+
+
 def _through_momentum(rate: float, pull: float) -> float:
     """Long-run decay of heavy ball over lr x wd = ``pull``, about 1 / (1 - rate): a root of d^2 - (1 - a + e) d + e."""
     middle = 1 - rate + pull
@@ -292,7 +348,7 @@ def decay_in_low_precision(optimizer: Any, group: Group) -> Finding | None:
     """
     torch: Any = sys.modules["torch"]
     types = {param.dtype for param in group.get("params", ())} & {torch.bfloat16, torch.float16}
-    lr, decay = float(group.get("lr", 0.0)), float(group.get("weight_decay", 0.0))
+    lr, decay = float(group.get("lr", 0.0)), decay_of(group)
     if not types or not lr * decay or many_processes():
         return None
     (dtype, *_) = types

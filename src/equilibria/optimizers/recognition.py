@@ -28,6 +28,8 @@ from equilibria.optimizers.copies import (
     CannotCopyError,
     Group,
     copy_of,
+    decay_key,
+    decay_of,
     isolated,
     many_processes,
     step_function,
@@ -59,7 +61,8 @@ _ROUNDING = 1e-5  # largest error of an entry relative to the largest entry of t
 # to 4 % at every step; Nesterov in place of plain momentum, and another factor for the shape, by 40 % at some.
 _ROUNDING_OF_MUON = 0.1
 
-_NUMBERS_OF_RULES = frozenset(("lr", "weight_decay", "momentum", "mu", "betas"))
+_ALIASES = {"momentum": "mu", "betas": "adamw_betas"}  # names of the same settings in some optimizers
+_NUMBERS_OF_RULES = frozenset(("lr", "weight_decay", "wd", "momentum", "mu", "betas", "adamw_betas"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +79,9 @@ class RuleReader:
 
     def settings(self, group: Group) -> dict[str, Any]:
         """The rule's settings at the group's present values."""
-        settings: dict[str, Any] = {"lr": float(group["lr"]), "weight_decay": float(group.get("weight_decay", 0.0))}
+        settings: dict[str, Any] = {"lr": float(group["lr"]), "weight_decay": decay_of(group)}
         for field in dataclasses.fields(self.kind):
-            key = "mu" if field.name == "momentum" and "momentum" not in group else field.name
+            key = field.name if field.name in group else _ALIASES.get(field.name, field.name)
             if key in group and field.name not in settings:
                 settings[field.name] = _setting(field.name, group[key])
         return settings | dict(self.fixed)
@@ -142,8 +145,6 @@ def _tried(optimizer: Any, group: Group) -> Recognition:
 
 
 def _try(optimizer: Any, group: Group) -> Recognition:
-    if "wd" in group and "weight_decay" not in group:  # nothing else in this library would find it
-        return Recognition(None, "it calls its weight decay 'wd'; expected 'weight_decay' in its groups")
     axes, is_large = _sizes(group)
     shapes = [shape for number in axes for shape in _SHAPES[number]]
     trial = _Trial(copy_of(optimizer, group, _tensors(shapes)), steps=_STEPS)
@@ -217,7 +218,7 @@ class _Trial:
                 rule: Any = reader.kind(**reader.settings(group))
             except (EquilibriaError, TypeError, ValueError, KeyError):  # settings that the rule does not have
                 return False
-            eps = float(group.get("eps", 1e-8))
+            eps = float(group.get("eps", group.get("adamw_eps", 1e-8)))
             for move, memory in zip(moves, memories, strict=True):
                 if not _explains(rule, move, memory, number=number + 1, eps=eps):
                     return False
@@ -226,14 +227,15 @@ class _Trial:
 
 def _set_phase(group: dict[str, Any], own: Group, phase: tuple[float, float, float]) -> None:
     lr, decay, factor = phase
-    for key, value in (("lr", lr), ("weight_decay", decay)):
+    for key, value in (("lr", lr), (decay_key(own), decay)):
         if key in own:
             group[key] = own[key].new_tensor(value) if hasattr(own[key], "new_tensor") else value
     for key in ("momentum", "mu"):
         if isinstance(own.get(key), float):
             group[key] = own[key] * factor
-    if isinstance(own.get("betas"), tuple | list):
-        group["betas"] = type(own["betas"])(beta * factor for beta in own["betas"])
+    for key in ("betas", "adamw_betas"):
+        if isinstance(own.get(key), tuple | list):
+            group[key] = type(own[key])(beta * factor for beta in own[key])
 
 
 def _gradient(weight: Array, number: int, rng: np.random.Generator) -> Array:
@@ -248,7 +250,7 @@ def _gradient(weight: Array, number: int, rng: np.random.Generator) -> Array:
 
 def _candidates(group: Group) -> Iterator[RuleReader]:
     """The rules whose settings a group has."""
-    if isinstance(group.get("betas"), tuple | list):
+    if isinstance(group.get("betas", group.get("adamw_betas")), tuple | list):
         yield from (RuleReader(kind) for kind in (AdamW, AdamL2, Lion))
     nesterov = [()] if "nesterov" in group else [(("nesterov", value),) for value in (False, True)]
     yield from (RuleReader(SGD, fixed) for fixed in nesterov)

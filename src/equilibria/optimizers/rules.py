@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from equilibria.errors import EquilibriaError
+from equilibria.optimizers.copies import decay_of, rule_groups
 from equilibria.optimizers.identification import measured_law
 from equilibria.optimizers.recognition import RuleReader, recognise
 from equilibria.theory.identified import Identified
@@ -135,8 +136,8 @@ def rule_of_optimizer(
         AdamW(lr=0.001, weight_decay=0.1, betas=(0.9, 0.999))
     """
     rules: dict[int, Rule] = {}
-    groups = list(enumerate(optimizer.param_groups))
-    for index, group in [pair for pair in groups if pair[1].get("weight_decay")] or groups:
+    groups = list(enumerate(rule_groups(optimizer)))
+    for index, group in [pair for pair in groups if decay_of(pair[1])] or groups:
         law = rule_of_group(optimizer, group, measure=True, shape=shape)
         if law.rule is None:
             raise EquilibriaError(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from equilibria.errors import EquilibriaError, one_of
+from equilibria.optimizers.copies import rule_groups
 from equilibria.tensors.layout import first_local_row, has_whole_rows, row_axis_of
 
 Select: TypeAlias = Callable[[str, Tensor], bool] | Iterable[str]
@@ -198,9 +199,9 @@ def _watched(
 
 
 def _trained(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[int, int, int, Tensor]]:
-    """(optimizer, group, index in the group, tensor) of every tensor in the optimizers."""
+    """(optimizer, group of one rule, index in the group, tensor) of every tensor in the optimizers."""
     for opt, optimizer in enumerate(optimizers):
-        for number, group in enumerate(optimizer.param_groups):
+        for number, group in enumerate(rule_groups(optimizer)):
             for index, param in enumerate(group["params"]):
                 yield opt, number, index, param
 

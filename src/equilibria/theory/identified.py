@@ -132,6 +132,16 @@ class Identified:
         """d ln(growth / decay) / d ln ||w||: negative where there is an equilibrium; -4 for SGD, -2 for AdamW."""
         return 2 * self.step.radial - 2 - self.decay.radial
 
+    @property
+    def first_order_norm(self) -> float:
+        """||w|| of the equilibrium to first order in the decay per step, where L and the number of entries are 1.
+
+        Both enter it as powers, so that the ratio of two settings holds for all.
+        """
+        unit = {"lr": self.lr, "weight_decay": self.weight_decay, "grad": 1.0, "norm": 1.0, "entries": 1.0}
+        growth_over_decay = self.step(**unit) ** 2 * self.memory.total() / (2 * self.decay(**unit))
+        return float(growth_over_decay ** (-1 / self.slope))
+
     def motion(self, norm_sq: Any, *, unit_grad_sq: Any, dim: Any) -> tuple[Any, Any]:
         """Length of the next step, and the share of the weight that decay removes, at this ||w||^2."""
         norm = norm_sq**0.5

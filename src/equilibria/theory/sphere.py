@@ -159,6 +159,7 @@ def to_sphere(
     steps: int,
     weight_decay: ScheduleLike | None = None,
     init_norm: float | None = None,
+    norm: ArrayLike | None = None,
     radius: float | None = None,
     dim: float | None = None,
     shape: tuple[int, int] | None = None,
@@ -174,6 +175,8 @@ def to_sphere(
         steps: their number.
         weight_decay: of every step; the rule's own by default.
         init_norm: ||w|| at the start; by default the equilibrium of the first step.
+        norm: ||w|| before every step with weight decay, where a run has measured it; by default the predicted one, from
+            which a network's is off by a few per cent, because its gradients are not independent.
         radius: R; by default the norm at the start, so that training starts from the same weights.
         dim: number of entries (AdamW, Lion).
         shape: (rows, columns) (Muon), by default the rule's.
@@ -192,18 +195,20 @@ def to_sphere(
     count = whole("steps", steps, low=1)
     lrs = as_schedule(schedule).values(count)
     decays = _decays(rule, weight_decay, count)
-    path = _path(rule, lrs, decays, init_norm, size)
-    norm = path.norm[:-1]
-    held = float(norm[0]) if radius is None else positive("radius", radius)
-    on_sphere = held * lrs * _relative_size(rule, norm, init_norm) / ((1 - lrs * decays) * norm)
+    measured = None if norm is None else _measured(norm, count)
+    start = init_norm if measured is None else float(measured[0])
+    path = _path(rule, lrs, decays, start, size)
+    norms = path.norm[:-1] if measured is None else measured
+    held = float(norms[0]) if radius is None else positive("radius", radius)
+    on_sphere = held * lrs * _relative_size(rule, norms, start) / ((1 - lrs * decays) * norms)
     return SphereTranslation(
         dataclasses.replace(rule, lr=float(on_sphere.max()), weight_decay=0.0),
-        held / float(norm[0]),
-        ("direction and angle of every step, as far as ||w|| with weight decay is the predicted one",),
-        (f"||w||: held at {held:.4g}, with weight decay from {norm[0]:.4g} to {path.norm[-1]:.4g}",),
+        held / float(norms[0]),
+        ("direction and angle of every step, as far as ||w|| with weight decay is " + _WHICH[measured is not None],),
+        (f"||w||: held at {held:.4g}, with weight decay from {norms[0]:.4g} to {norms[-1]:.4g}",),
         lr=on_sphere,
-        angle=path.angle,
-        norm=norm,
+        angle=path.angle * path.norm[:-1] / norms,
+        norm=norms,
         radius=held,
     )
 
@@ -265,13 +270,25 @@ def from_sphere(
     return SphereTranslation(
         dataclasses.replace(rule, lr=float(lrs.max()), weight_decay=float(decays[0])),
         start / radius,
-        ("direction and angle of every step, as far as ||w|| with weight decay is the predicted one",),
+        ("direction and angle of every step, as far as ||w|| with weight decay is " + _WHICH[False],),
         (f"||w||: held at {radius:.4g}, with weight decay from {norm[0]:.4g} to {path.norm[-1]:.4g}",),
         lr=lrs,
         angle=path.angle,
         norm=norm,
         radius=radius,
     )
+
+
+_WHICH = {False: "the predicted one", True: "the measured one"}
+
+
+def _measured(norm: ArrayLike, count: int) -> Array:
+    norms = reals("norm", norm, above=0)
+    if norms.shape != (count,):
+        raise EquilibriaError(
+            f"got norm of shape {norms.shape}; expected {count} numbers, one before every step", argument="norm"
+        )
+    return norms
 
 
 def _path(rule: Rule, lrs: Array, decays: Array, init_norm: float | None, size: float) -> Trajectory:

@@ -220,9 +220,9 @@ class RescaleFactors:
 def rescale_factors(old: Rule, new: Rule, *, unit_grad_sq: float = 1.0, dim: float = 1.0) -> RescaleFactors:
     """Factors that move a weight from the equilibrium of ``old`` to that of ``new``.
 
-    ``r = ||w*_new|| / ||w*_old||`` from the exact fixed points. For lr / k it is close to k^(-1/4) (SGD, Nesterov,
-    SGDW), k^(-1/2) (AdamW, Lion, Muon), k^(-1/3) (Adam with L2); the papers rescale the weights only, which leaves the
-    angle off by 33 % (SGD) or 190 % (AdamW) after lr / 10.
+    ``r = ||w*_new|| / ||w*_old||`` from the exact fixed points (to first order for a measured law with coupled decay).
+    For lr / k it is close to k^(-1/4) (SGD, Nesterov, SGDW), k^(-1/2) (AdamW, Lion, Muon), k^(-1/3) (Adam with L2); the
+    papers rescale the weights only, which leaves the angle off by 33 % (SGD) or 190 % (AdamW) after lr / 10.
 
     Args:
         old: the rule before the change.
@@ -244,7 +244,10 @@ def rescale_factors(old: Rule, new: Rule, *, unit_grad_sq: float = 1.0, dim: flo
             f"got {type(old).__name__} and {type(new).__name__}; expected two rules of one kind: a change of optimizer "
             "leaves no state to rescale"
         )
-    before = settled(old, unit_grad_sq=unit_grad_sq, dim=dim).norm_sq
-    after = settled(new, unit_grad_sq=unit_grad_sq, dim=dim).norm_sq
-    r = math.sqrt(float(after / before))
+    if isinstance(old, Identified) and isinstance(new, Identified) and new.is_coupled:
+        r = new.first_order_norm / old.first_order_norm
+    else:
+        before = settled(old, unit_grad_sq=unit_grad_sq, dim=dim).norm_sq
+        after = settled(new, unit_grad_sq=unit_grad_sq, dim=dim).norm_sq
+        r = math.sqrt(float(after / before))
     return RescaleFactors(r, 1 / r, 1 / r**2, r, r**2)
