@@ -172,7 +172,7 @@ def test_the_device_is_handed_on(monkeypatch):
 
 
 def test_ctrl_c_before_any_work_is_told(monkeypatch, capsys):
-    def interrupt(ids):
+    def interrupt(ids, scale):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(registry, "find", interrupt)

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from equilibria.lab.data import ImageSet
-from equilibria.lab.harness.claim import CONTRADICTED, EXCLUDED, SHOWN
+from equilibria.lab.harness.claim import COMPARISON, CONTRADICTED, EXCLUDED, SHOWN
 from equilibria.lab.papers.sharp import fig2_vgg as vgg
 from equilibria.lab.papers.sharp import fig8_resnet as resnet
 from equilibria.lab.papers.sharp import fig13_ablations as ablations
@@ -86,6 +86,15 @@ def test_a_loss_of_accuracy_contradicts(module):
     config = module.EXPERIMENT.config("desk")
     claims = module.collect(config, planted(config, gain=-0.05)).claims
     assert {claim.verdict for claim in claims if "test accuracy rises" in claim.text} == {CONTRADICTED}
+
+
+@pytest.mark.parametrize(("scale", "printed"), [("paper", [84.3, 66.4]), ("desk", [])])
+def test_the_papers_accuracies_are_compared_with_runs_on_its_images_alone(scale, printed):
+    config = vgg.EXPERIMENT.config(scale)
+    claims = vgg.collect(config, planted(config, gain=0.05)).claims
+    assert [(claim.printed, claim.role) for claim in claims if "best test accuracy" in claim.text] == [
+        (number, COMPARISON) for number in printed
+    ]
 
 
 def test_sharpness_that_does_not_fall_contradicts():

@@ -234,6 +234,18 @@ def test_the_papers_layer_is_one_of_the_network(name):
     assert config.layer in dict(make_network(small(config.network), stand_in).named_parameters())
 
 
+@pytest.mark.parametrize(("accuracy", "verdict"), [(76.3, "shown"), (74.9, "contradicted")])
+def test_top_1_accuracies_of_table_1_are_claims_of_imagenet_alone(accuracy, verdict):
+    scattered = {branch: [accuracy - 0.1, accuracy, accuracy + 0.1] for branch in multistage.BRANCHES}
+    claims = multistage._judge_top_1({"test_accuracy": scattered})
+    assert [(claim.printed, claim.verdict) for claim in claims] == [(76.25, verdict), (76.27, verdict)]
+    assert (
+        multistage.EXPERIMENT.config("paper").images.data
+        == "imagenet"
+        != multistage.EXPERIMENT.config("desk").images.data
+    )
+
+
 # ---- ImageNet
 
 
