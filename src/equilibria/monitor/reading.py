@@ -29,6 +29,7 @@ from torch import Tensor
 
 from equilibria.errors import EquilibriaError
 from equilibria.monitor.settings_log import SettingsLog
+from equilibria.monitor.step_memory import Pull
 from equilibria.optimizers.controllers import StandsFor
 from equilibria.optimizers.rules import GroupRule
 from equilibria.tensors.device_queue import mark, seconds_between, sent_to_host
@@ -38,7 +39,7 @@ from equilibria.tensors.parameters import Watched
 
 Array = NDArray[np.float64]
 
-PRODUCTS = 11  # inner products per row of a reading
+PRODUCTS = 9  # inner products per row of a reading
 _COMPARED = 64  # entries that are compared to see whether a weight is what it was
 _FEW_ROUNDINGS = 16  # in units of the type's eps: swapping weights by interpolation and back rounds them
 
@@ -58,9 +59,8 @@ class StepReading:
         combined: whether the products are ww, wg, gg, wv, gv, vv of weight, gradient and buffer, from which the update
             follows; otherwise they are ww, wg, gg, we, ee, 0 with the measured move e.
         copied: whether the tensor was copied before the step, for the comparison after it.
-        products: the inner products, (rows, 11): the six above; where a prediction starts, <w, m>, <m, m> and the sum
-            of the second moments of the optimizer's state; <g, last move> and Adam's <g, g/sqrt(v)>, from a few
-            coordinates (`StepMemory`), NaN where they are unknown. NaN without a gradient.
+        products: the inner products, (rows, 9): the six above; where a prediction starts, <w, m>, <m, m> and the sum
+            of the second moments of the optimizer's state. Anything where there is nothing to read.
         missing: whether the tensor has no gradient, or is no longer in the optimizer.
         removed: whether it is no longer in the optimizer.
         late: whether the gradient is read after the step, together with the move.
@@ -76,6 +76,7 @@ class StepReading:
         steps_taken: step count in the optimizer's own state.
         found_inf: not 0 if a fused optimizer skips the step; None if it cannot skip.
         grad_scale: factor that the gradients still contain; None if they are unscaled.
+        pull: <g, last move> and Adam's <g, g/sqrt(v)>, from a few coordinates (`StepMemory`); None if they are unknown.
         marks: in the device's queue, before and after the work of reading; the last one follows the copies to the host.
     """
 
@@ -100,6 +101,7 @@ class StepReading:
     steps_taken: float = 0.0
     found_inf: Tensor | None = None
     grad_scale: Tensor | None = None
+    pull: Pull | None = None
     marks: list[tuple[Any, Any]] = field(default_factory=list)
 
     def send_to_host(self) -> None:

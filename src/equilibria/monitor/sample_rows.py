@@ -105,13 +105,9 @@ class SampleBuilder:
         self._stale = np.zeros(len(self.names), dtype=bool)
         self._last: tuple[int, dict[int, Settings]] | None = None
 
-    def build(self, reading: StepReading, products: Array) -> SampleRows:
-        """The rows of one sampled step.
-
-        Args:
-            reading: the reading.
-            products: its inner products, (rows, 11), summed over all processes.
-        """
+    def build(self, reading: StepReading) -> SampleRows:
+        """The rows of one sampled step, whose products are in main memory and summed over all processes."""
+        products = self._products(reading)
         skipped = reading.found_inf is not None and bool(reading.found_inf)
         settings = {group: reading.settings[group].at(reading.count) for group in self._predictors}
         missing, unread = self._per_row(reading.missing), self._per_row(reading.unread)
@@ -189,6 +185,18 @@ class SampleBuilder:
             self._last = count, {group: Settings(*values) for group, values in settings.items()}
 
     # ---- measured
+
+    def _products(self, reading: StepReading) -> Array:
+        """The inner products of a reading and the two of its pull, (rows, 11); NaN where there is nothing to read."""
+        products = np.full((len(self.names), 11), np.nan)
+        products[:, :9] = reading.products.numpy()
+        products[self._per_row(reading.missing).astype(bool)] = np.nan
+        unread, starts = (self._per_row(flags).astype(bool) for flags in (reading.unread, reading.starts))
+        products[unread, 1:3] = np.nan
+        products[~starts, 6:9] = 0
+        if reading.pull is not None:
+            products[reading.pull.rows, 9:] = reading.pull.read()
+        return products
 
     def _per_row(self, per_tensor: Sequence[Any]) -> NDArray[Any]:
         """One value per row from one value per tensor."""

@@ -40,6 +40,15 @@ def is_sharded(tensor: object) -> bool:
     return type(tensor) not in PLAIN and hasattr(tensor, "to_local") and hasattr(tensor, "placements")
 
 
+def sharded_axes(tensor: Any) -> dict[int, int]:
+    """By the axes of a DTensor's mesh along which it is sharded, the axis of the tensor; none for other tensors.
+
+    FSDP2 over tensor parallelism shards an axis with strides, by a placement that torch does not call a shard.
+    """
+    placements = tensor.placements if is_sharded(tensor) else ()
+    return {axis: one.dim for axis, one in enumerate(placements) if not (one.is_replicate() or one.is_partial())}
+
+
 def flat(tensor: Tensor, *, like: Tensor | None = None) -> Tensor:
     """Flatten a tensor in the memory order of ``like`` (default: its own).
 
