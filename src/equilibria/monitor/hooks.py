@@ -269,19 +269,11 @@ class OptimizerHooks:
         for index in self._marks.changed(self._own_changes()):
             self._changed[self._plain[index]] = True
             self.memory.forget(self._plain[index])
-        reads_pull = self._is_due and not has_closure and self._comes_last() and self._reads_pull()
-        gradients, second = self._pulling() if reads_pull else (None, None)
-        pull = self.memory.look(
-            *(self.count, self.step),
-            keep=self._needs_pull(),
-            sampled=self._is_due,
-            gradients=gradients,
-            second=second,
-        )
-        if self._is_due:
-            with torch.no_grad():
-                self._reading = self._read_before(has_closure=has_closure)
-                self._reading.pull = pull
+        if not self._is_due:
+            self.memory.look(self.count, self.step, keep=self._needs_pull(), sampled=False)
+            return
+        with torch.no_grad():
+            self._reading = self._read_before(has_closure=has_closure)
 
     def _look_after(self) -> StepReading | None:
         reading, self._reading = self._reading, None
@@ -419,6 +411,15 @@ class OptimizerHooks:
             is_same = self._probes[index].remember(copies, factor=self._factor_since_mark(index))
             # If the last sample is not of the last step, our own steps lie between, and a difference means nothing.
             reading.changed[index] |= not is_same and self._last_sampled == self.count - 1
+        gradients, second = (None, None) if has_closure or not is_last or not self._reads_pull() else self._pulling()
+        reading.pull = self.memory.look(
+            *(self.count, self.step),
+            keep=self._needs_pull(),
+            sampled=True,
+            gradients=gradients,
+            second=second,
+            copies=copies,
+        )
         copies.run()
         one_pass.run()
         reading.starts = [starts or changed for starts, changed in zip(reading.starts, reading.changed, strict=True)]

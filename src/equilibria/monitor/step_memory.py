@@ -26,6 +26,7 @@ from torch import Tensor
 from equilibria.errors import WatchWarning, warn_in_training
 from equilibria.records.tables import DIFFUSION_FIELDS
 from equilibria.tensors.device_queue import Sent
+from equilibria.tensors.inner_products import CopyPass
 from equilibria.tensors.parameters import Watched
 from equilibria.tensors.subsample import Subsample, Vector
 
@@ -142,6 +143,7 @@ class StepMemory:
         sampled: bool,
         gradients: Sequence[Tensor | None] | None = None,
         second: Sequence[Tensor | None] | None = None,
+        copies: CopyPass | None = None,
     ) -> Pull | None:
         """Compare with earlier weights if that is due; call it before every step.
 
@@ -152,6 +154,7 @@ class StepMemory:
             sampled: whether the coming step is sampled.
             gradients: of the coming step, one for each tensor, None where it is unknown; None if no pull is wanted.
             second: Adam's second moments v, None for other optimizers.
+            copies: made in the same pass as far as possible.
         """
         passed = LONGEST if self._begin is None else count - self._begin
         if not 0 <= passed <= LONGEST:
@@ -167,7 +170,11 @@ class StepMemory:
         ended = self._ended(count)
         before = self._kept[-1][1] if self._kept and self._kept[-1][0] == count - 1 else None
         weights, sums = sample.look(
-            [reference.weights for _, reference in ended], before=before, gradients=gradients, second=second
+            [reference.weights for _, reference in ended],
+            before=before,
+            gradients=gradients,
+            second=second,
+            copies=copies,
         )
         self._begin_pairs(_Reference(count, step, weights), offset)
         if keep:

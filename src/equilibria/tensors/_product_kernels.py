@@ -60,15 +60,12 @@ def launch(kernel: str, items: Sequence[DeviceItem], sums: Tensor | None) -> Non
     device = items[0].tensors[0].device
     # Without a gradient a move leaves wg and gg as they are.
     columns = [0b111111 if kernel != "sum_moves" else 0b11001 if item.tensors[2] is None else 0b11111 for item in items]
-    shapes = tuple(
-        (item.rows, item.tensors[0].numel(), item.row, own) for item, own in zip(items, columns, strict=True)
-    )
-    blocks, units = _layout(shapes, device)
+    blocks, units = _layout(_shapes(items, columns), device)
     found = torch.empty(len(blocks) if sums is not None else 0, 8, dtype=torch.float64, device=device)
     with _current(device):
         if len(blocks):
-            work = _on_device(tuple(_described(x.tensors, x.shrink, refresh=x.refresh) for x in items), device)
-            _KERNELS[kernel][(len(blocks),)](work, blocks, found, LANES=_LANES, num_warps=WARPS[kernel])
+            run, work = _KERNELS[kernel], _work(items, device)
+            run[(len(blocks),)](work, blocks, found, LANES=_LANES, num_warps=WARPS[kernel])
         if sums is not None and len(units):
             add_up[(len(units),)](units, found, sums, sums.stride(0), AT_ONCE=_AT_ONCE, num_warps=WARPS["add_up"])
 
@@ -81,8 +78,9 @@ def look(
     references: Sequence[Tensor],
     before: Tensor | None,
     out: Tensor,
+    copies: Sequence[DeviceItem],
 ) -> None:
-    """Read a few coordinates of many tensors and form what is known of them, in one launch.
+    """Read a few coordinates of many tensors and form what is known of them, and copy tensors, in one launch.
 
     Args:
         tensors: for every tensor the weight, its gradient and Adam's second moment, on one device.
@@ -93,19 +91,16 @@ def look(
         before: the vector of the step before; None if it is unknown.
         out: (units, 3 x references + 2), float64: <a, a>, <a, e> and <e, e> with every reference a and the move e from
             it, <g, w - w of the step before> and <g, g/sqrt(v)>; NaN where something is unknown.
+        copies: tensors whose second is copied into the first.
     """
     work = _on_device(tuple(_described(matrices, 0.0, refresh=False) for matrices in tensors), now.device)
     vectors = [*references, *[now] * (REFERENCES - len(references)), now if before is None else before]
+    blocks, _ = _layout(_shapes(copies, [0] * len(copies)), now.device)
+    copied = _work(copies, now.device) if len(blocks) else work
+    numbers = len(blocks), len(references), int(before is not None)
     with _current(now.device):
-        sum_coordinates[(len(units),)](
-            work,
-            units,
-            *offsets,
-            now,
-            *vectors,
-            out,
-            len(references),
-            int(before is not None),
+        sum_coordinates[(len(blocks) + len(units),)](
+            *(work, units, *offsets, now, *vectors, out, copied, blocks, *numbers),
             LANES=_LANES,
             num_warps=WARPS["sum_coordinates"],
         )
@@ -113,6 +108,15 @@ def look(
 
 def _current(device: torch.device) -> Any:
     return torch.cuda.device(device) if has_queue(device) else torch.no_grad()
+
+
+def _shapes(items: Sequence[DeviceItem], columns: Sequence[int]) -> tuple[tuple[int, int, int, int], ...]:
+    """Rows, numbers, first row of the table, and bits of its columns that are written."""
+    return tuple((item.rows, item.tensors[0].numel(), item.row, own) for item, own in zip(items, columns, strict=True))
+
+
+def _work(items: Sequence[DeviceItem], device: torch.device) -> Tensor:
+    return _on_device(tuple(_described(item.tensors, item.shrink, refresh=item.refresh) for item in items), device)
 
 
 def _described(tensors: Matrices, shrink: float, *, refresh: bool) -> tuple[int, ...]:
@@ -260,8 +264,8 @@ def sum_moves(work, blocks, found, LANES: tl.constexpr):
 
 
 @triton.jit
-def copy(work, blocks, _found, LANES: tl.constexpr):
-    """Copy the second tensor of every row of ``work`` into the first."""
+def _copy(work, blocks, LANES: tl.constexpr):
+    """Copy this block of the second tensor of a row of ``work`` into the first."""
     row, begin, end = _block(work, blocks)
     to, source, kind = tl.load(row), tl.load(row + 1), tl.load(row + 3)
     lanes = tl.arange(0, LANES)
@@ -269,6 +273,12 @@ def copy(work, blocks, _found, LANES: tl.constexpr):
         places = first + lanes
         inside = places < end
         _write(to, kind, places, inside, _numbers(source, kind, places, inside))
+
+
+@triton.jit
+def copy(work, blocks, _found, LANES: tl.constexpr):
+    """Copy the second tensor of every row of ``work`` into the first."""
+    _copy(work, blocks, LANES)
 
 
 @triton.jit
@@ -299,8 +309,9 @@ def _compare(out, here, reference, places, inside):
     tl.store(out + 2, tl.sum(e * e, axis=0))
 
 
-@triton.jit(do_not_specialize=["references", "is_known"])
-def sum_coordinates(
+@triton.jit
+def _look(
+    program,
     work,
     units,
     w_places,
@@ -317,14 +328,14 @@ def sum_coordinates(
     LANES: tl.constexpr,
 ):
     """Read the coordinates of a unit into ``now``; write the products with earlier vectors and the pull on the move."""
-    unit = units + 3 * tl.program_id(0).to(tl.int64)
+    unit = units + 3 * program
     begin, count = tl.load(unit + 1), tl.load(unit + 2)
     w_at, g_at, v_at, w_kind, g_kind, v_kind = _tensors(work + 8 * tl.load(unit))
     lanes = tl.arange(0, LANES)
     places, inside = begin + lanes, lanes < count
     w = _numbers(w_at, w_kind, tl.load(w_places + places, mask=inside, other=0), inside).to(tl.float64)
     tl.store(now + places, w, mask=inside)
-    out += (3 * references + 2) * tl.program_id(0).to(tl.int64)
+    out += (3 * references + 2) * program
     if references > 0:
         _compare(out, w, first, places, inside)
     if references > 1:
@@ -344,6 +355,35 @@ def sum_coordinates(
             scaled = tl.sum(g * g / root, axis=0)
     tl.store(out, moved)
     tl.store(out + 1, scaled)
+
+
+@triton.jit(do_not_specialize=["copies", "references", "is_known"])
+def sum_coordinates(
+    work,
+    units,
+    w_places,
+    g_places,
+    v_places,
+    now,
+    first,
+    second,
+    third,
+    before,
+    out,
+    copied,
+    blocks,
+    copies,
+    references,
+    is_known,
+    LANES: tl.constexpr,
+):
+    """Copy a block in each of the first ``copies`` programs, look at the coordinates of a unit in each of the rest."""
+    program = tl.program_id(0).to(tl.int64)
+    if program < copies:
+        _copy(copied, blocks, LANES)
+    else:
+        unit, places = program - copies, (w_places, g_places, v_places)
+        _look(unit, work, units, *places, now, first, second, third, before, out, references, is_known, LANES)
 
 
 _KERNELS: Final = {"sum_products": sum_products, "sum_moves": sum_moves, "copy": copy}

@@ -8,7 +8,7 @@ a matrix of one row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -232,17 +232,28 @@ class CopyPass:
 
     def run(self) -> None:
         """Copy all of them."""
-        together = [
+        if items := self.for_kernels():
+            left = {id(item) for item in _launched("copy", items, None)}
+            self.leave_out([item for item in items if id(item) not in left])
+        for to, source in self._pairs:
+            to.copy_(source)
+        self._pairs = []
+
+    def for_kernels(self) -> list[DeviceItem]:
+        """The pairs that a kernel may copy number by number, on the device of the first of them."""
+        pairs = [
             pair
             for pair in self._pairs
             if device_queue.is_on_device(pair[0]) and is_dense(pair[0]) and pair[0].stride() == pair[1].stride()
         ]
-        items = [DeviceItem((to, source, None), 1, 0, 0.0, False) for to, source in together]
-        left = {id(item.tensors[0]) for item in _launched("copy", items, None)}
-        copied = {id(to) for to, _ in together} - left
-        for to, source in self._pairs:
-            if id(to) not in copied:
-                to.copy_(source)
+        return [
+            DeviceItem((to, source, None), 1, 0, 0.0, False) for to, source in pairs if to.device == pairs[0][0].device
+        ]
+
+    def leave_out(self, items: Sequence[DeviceItem]) -> None:
+        """Forget pairs that a kernel has copied."""
+        copied = {id(item.tensors[0]) for item in items}
+        self._pairs = [pair for pair in self._pairs if id(pair[0]) not in copied]
 
 
 def products_of(first: Tensor, second: Tensor) -> tuple[float, float, float]:
@@ -344,14 +355,8 @@ def _launched(kernel: str, items: list[DeviceItem], sums: Tensor | None) -> list
     kernels = kernels_for(device)
     if kernels is None:
         return items
-    readable: list[DeviceItem] = []
-    others: list[DeviceItem] = []
-    for item in items:
-        tensors = [tensor for tensor in item.tensors if tensor is not None]
-        is_readable = all(
-            type(tensor) in PLAIN and tensor.dtype in kernels.KINDS and tensor.device == device for tensor in tensors
-        )
-        (readable if is_readable else others).append(item)
+    readable = [item for item in items if can_be_read(kernels, item.tensors, device)]
+    others = [item for item in items if not can_be_read(kernels, item.tensors, device)]
     if readable and not succeeds(lambda: kernels.launch(kernel, readable, sums)):
         return items
     return others
@@ -360,6 +365,21 @@ def _launched(kernel: str, items: list[DeviceItem], sums: Tensor | None) -> list
 def kernels_for(device: torch.device) -> ModuleType | None:
     """The kernels for a device; None without triton, which comes with torch for CUDA and ROCm, or if they failed."""
     return None if _failures or not device_queue.has_queue(device) else _kernels()
+
+
+def can_be_read(kernels: ModuleType, tensors: Sequence[Tensor | None], device: torch.device) -> bool:
+    """Whether kernels on a device can read these tensors."""
+    return all(
+        tensor is None
+        or (
+            type(tensor) in PLAIN
+            and tensor.dtype in kernels.KINDS
+            and tensor.device == device
+            and tensor.layout == torch.strided
+            and not tensor.is_neg()
+        )
+        for tensor in tensors
+    )
 
 
 def succeeds(launch: Callable[[], None]) -> bool:

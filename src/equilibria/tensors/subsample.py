@@ -19,7 +19,7 @@ from torch import Tensor
 
 from equilibria.tensors import device_queue
 from equilibria.tensors.device_queue import sent_to_device
-from equilibria.tensors.inner_products import kernels_for, succeeds
+from equilibria.tensors.inner_products import CopyPass, can_be_read, kernels_for, succeeds
 from equilibria.tensors.layout import PLAIN, as_real, is_sharded, local
 from equilibria.tensors.parameters import Watched
 
@@ -65,8 +65,8 @@ class Subsample:
         edges = np.cumsum([0, *(unit * count for unit, count in zip(units, counts, strict=True))]).tolist()
         self._slices = {index: slice(*edges[place : place + 2]) for place, index in enumerate(self.tensors)}
         self._size = edges[-1]
-        # On the device, for the kernel: tensor, first coordinate and number of coordinates of every unit, and the places
-        # of all coordinates in memory by the strides of all tensors.
+        # For the kernel: tensor, first coordinate and number of coordinates of every unit; by strides of all tensors,
+        # the places of all coordinates in memory.
         self._unit_table: Tensor | None = None
         self._places: dict[tuple[tuple[int, ...], ...], Tensor] = {}
         self._bounds = np.stack([np.repeat(np.arange(len(units)), units), self._starts, per_unit], axis=1)
@@ -101,6 +101,7 @@ class Subsample:
         before: Vector | None = None,
         gradients: Sequence[Tensor | None] | None = None,
         second: Sequence[Tensor | None] | None = None,
+        copies: CopyPass | None = None,
     ) -> tuple[Vector, Vector]:
         """The present weights, and sums over the coordinates of every unit; on a GPU one kernel forms all of it.
 
@@ -109,12 +110,14 @@ class Subsample:
             before: the weights before the last step; None if they are unknown.
             gradients: of the coming step, one for each of ``watched``; None where one is unknown.
             second: Adam's second moments v; None where there is none.
+            copies: are made in the same pass as far as a kernel can; the others are left in it.
 
         Returns:
             The weights w, and one column each: <a, a>, <a, e> and <e, e> for every reference a and the move e from it,
             <g, w - w before> and <g, g/sqrt(v)>; NaN where something is unknown.
         """
-        table = self._by_kernel(out := self._empty(), references, before, gradients, second)
+        copies = CopyPass() if copies is None else copies
+        table = self._by_kernel(out := self._empty(), references, before, gradients, second, copies)
         if table is not None:
             return out, table
         weights = self.weights()
@@ -141,7 +144,9 @@ class Subsample:
             scaled = self.sums(slope * slope / root)
         return moved, scaled
 
-    def _by_kernel(self, now: Any, references: Any, before: Any, gradients: Any, second: Any) -> Tensor | None:
+    def _by_kernel(
+        self, now: Any, references: Any, before: Any, gradients: Any, second: Any, copies: CopyPass
+    ) -> Tensor | None:
         """The table of `look`; None where no kernel can form it: in main memory, and of tensors in unusual forms."""
         kernels = None if self._by_numpy else kernels_for(now.device)
         if kernels is None or len(references) > kernels.REFERENCES or not self.tensors:
@@ -149,17 +154,18 @@ class Subsample:
         unknown = [None] * len(self._params)
         columns: Any = self._params, gradients or unknown, second or unknown
         roles = [[column[index] for index in self.tensors] for column in columns]
-        for tensor in (tensor for role in roles for tensor in role if tensor is not None):
-            is_plain = type(tensor) in PLAIN and tensor.dtype in kernels.KINDS and not tensor.is_neg()
-            if not is_plain or tensor.device != now.device:
-                return None
+        if not all(can_be_read(kernels, role, now.device) for role in roles):
+            return None
         if self._unit_table is None:
             self._unit_table = sent_to_device(self._bounds, now.device)
         units, places = self._unit_table, [self._places_of(role) for role in roles]
         table = now.new_empty(len(self.rows), 3 * len(references) + 2)
         tensors = list(zip(*roles, strict=True))
-        is_done = succeeds(lambda: kernels.look(tensors, units, places, now, references, before, table))
-        return table if is_done else None
+        items = [item for item in copies.for_kernels() if can_be_read(kernels, item.tensors, now.device)]
+        if not succeeds(lambda: kernels.look(tensors, units, places, now, references, before, table, items)):
+            return None
+        copies.leave_out(items)
+        return table
 
     def _places_of(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """The places of all coordinates in the memory of these tensors, on the device."""
