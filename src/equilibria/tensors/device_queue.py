@@ -57,9 +57,9 @@ class Sent:
     """Numbers on their way to main memory, for which nobody waits until they are read."""
 
     def __init__(self, numbers: NDArray[np.float64] | Tensor) -> None:
-        is_here = isinstance(numbers, np.ndarray)
-        self._numbers = numbers if is_here else sent_to_host(numbers)
-        self._arrival = None if is_here else mark(numbers.device)
+        self._numbers, self._arrival = numbers, None
+        if isinstance(numbers, Tensor):
+            self._numbers, self._arrival = sent_to_host(numbers), mark(numbers.device)
 
     def has_arrived(self) -> bool:
         """Whether they can be read without waiting."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from equilibria.errors import EquilibriaError, one_of
-from equilibria.tensors.layout import first_local_row, has_whole_rows, row_axis_of
+from equilibria.tensors.layout import first_local_row, row_axis_of
 
 Select: TypeAlias = Callable[[str, Tensor], bool] | Iterable[str]
 Unit: TypeAlias = Literal["tensor", "row"]
@@ -164,13 +164,7 @@ def _unit_of(names: Sequence[str], granularity: Granularity) -> Unit | None:
 
 def _is_stack(param: Tensor, is_kernel: bool) -> bool:
     """Whether a parameter holds several matrices, such as the experts of a layer."""
-    return (
-        param.ndim == 3
-        and not is_kernel
-        and 2 <= param.shape[0] <= _LARGEST_STACK
-        and min(param.shape[1:]) >= 2
-        and has_whole_rows(param, axis=0)
-    )
+    return param.ndim == 3 and not is_kernel and 2 <= param.shape[0] <= _LARGEST_STACK and min(param.shape[1:]) >= 2
 
 
 def _kernels(model: nn.Module) -> set[int]:

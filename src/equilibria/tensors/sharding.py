@@ -33,7 +33,7 @@ def sum_over_processes(watched: Sequence[Watched], products: Tensor, extra: Tens
     for group, parts in _by_process_group(watched).items():
         packed = torch.cat([*(products[part].reshape(-1) for part in parts), extra.to(products)])
         dist.all_reduce(packed, group=group)
-        *sums, total = packed.split([*(products[part].numel() for part in parts), extra.numel()])
+        *sums, total = torch.split(packed, [*(products[part].numel() for part in parts), extra.numel()])
         for part, summed in zip(parts, sums, strict=True):
             products[part] = summed.view_as(products[part])
         extra = (total / dist.get_world_size(group)).to(extra)

@@ -159,7 +159,7 @@ class Subsample:
         if self._unit_table is None:
             self._unit_table = sent_to_device(self._bounds, now.device)
         units, places = self._unit_table, [self._places_of(role) for role in roles]
-        table = now.new_empty(len(self.rows), 3 * len(references) + 2)
+        table: Tensor = now.new_empty(len(self.rows), 3 * len(references) + 2)
         tensors = list(zip(*roles, strict=True))
         items = [item for item in copies.for_kernels() if can_be_read(kernels, item.tensors, now.device)]
         if not succeeds(lambda: kernels.look(tensors, units, places, now, references, before, table, items)):
