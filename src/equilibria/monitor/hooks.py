@@ -38,6 +38,7 @@ from torch.optim import SGD, Optimizer
 
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding
+from equilibria.monitor.half_precision import IntendedUpdates, with_masters
 from equilibria.monitor.loss_scaling import SkippedSteps
 from equilibria.monitor.reading import (
     PRODUCTS,
@@ -113,6 +114,7 @@ class OptimizerHooks:
         self.settings = [SettingsLog() for _ in optimizer.param_groups]
         self.copied_too: frozenset[int] = frozenset()
         self.memory = StepMemory(self.watched)
+        self._intended = IntendedUpdates(self.watched)
         self.skipped = SkippedSteps()
         self._groups = list(optimizer.param_groups)
         self._index, self._sampler, self._on_reading = index, sampler, on_reading
@@ -352,7 +354,16 @@ class OptimizerHooks:
 
     # ---- a reading
 
+    def _find_masters(self) -> None:
+        """Measure the float32 masters of 16-bit weights as soon as the optimizer's state holds them."""
+        found = with_masters(self.watched, self.optimizer)
+        for index, layer in enumerate(found):
+            if layer is not self.watched[index] and layer.master is not None:
+                self._probes[index], self.watched[index] = CopyProbe(layer), layer
+                self.memory, self._intended = StepMemory(self.watched), IntendedUpdates(self.watched)
+
     def _read_before(self, *, has_closure: bool) -> StepReading:
+        self._find_masters()
         groups, states = self.groups, self.optimizer.state
         laws = self.laws
         sgd, is_last = follows(self.optimizer, SGD), self._comes_last()
@@ -393,7 +404,7 @@ class OptimizerHooks:
             combination = (first if buffer is None else later)[group]
             reading.combinations.append(combination if promised[index] is None else _NO_DECAY)
             # In half precision, or by a tiny update, the step rounds the new weight by more than the products can know.
-            exact = param.dtype in _EXACT and index not in self.copied_too
+            exact = layer.weight.dtype in _EXACT and index not in self.copied_too
             combined = can_combine and exact and (gradient is None or gradient.layout == torch.strided)
             is_missing = gradient is None or reading.removed[index]
             reading.combined[index], reading.missing[index] = combined, is_missing
@@ -422,6 +433,8 @@ class OptimizerHooks:
         )
         copies.run()
         one_pass.run()
+        if is_last and not has_closure and reading.grad_scale is None:
+            reading.intended = self._intended.read(self.optimizer, laws)
         reading.starts = [starts or changed for starts, changed in zip(reading.starts, reading.changed, strict=True)]
         if any(reading.starts):
             self._read_optimizer_state(reading)

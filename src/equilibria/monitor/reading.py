@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equilibria.errors import EquilibriaError
+from equilibria.monitor.half_precision import Intended
 from equilibria.monitor.settings_log import SettingsLog
 from equilibria.monitor.step_memory import Pull
 from equilibria.optimizers.controllers import StandsFor
@@ -77,6 +78,7 @@ class StepReading:
         found_inf: not 0 if a fused optimizer skips the step; None if it cannot skip.
         grad_scale: factor that the gradients still contain; None if they are unscaled.
         pull: <g, last move> and Adam's <g, g/sqrt(v)>, from a few coordinates (`StepMemory`); None if they are unknown.
+        intended: the squared length of the update without rounding (`IntendedUpdates`); None without 16-bit weights.
         marks: in the device's queue, before and after the work of reading; the last one follows the copies to the host.
     """
 
@@ -102,6 +104,7 @@ class StepReading:
     found_inf: Tensor | None = None
     grad_scale: Tensor | None = None
     pull: Pull | None = None
+    intended: Intended | None = None
     marks: list[tuple[Any, Any]] = field(default_factory=list)
 
     def send_to_host(self) -> None:
@@ -233,7 +236,7 @@ def sgd_combination(group: Mapping[str, Any], *, first: bool) -> Combination:
 
 def add_products(one_pass: ProductsPass, row: int, watched: Watched, gradient: Tensor, buffer: Tensor | None) -> None:
     """Add the products of weight, gradient and buffer to a pass, from a row of its table on."""
-    tensors = aligned(watched.param, gradient, buffer, axis=watched.axis)
+    tensors = aligned(watched.weight, gradient, buffer, axis=watched.axis)
     one_pass.add(row, *tensors, rows=1 if watched.axis is None else tensors[0].shape[0])
 
 
@@ -260,13 +263,13 @@ class CopyProbe:
         Returns:
             False if the weight is seen to be another than the one after the last compared step, times the factor.
         """
-        param = local(self._watched.param)
+        param = local(self._watched.weight)
         layout = param.shape, param.stride(), param.dtype, param.device
         if self._copy is None or self._layout != layout:
             self._copy, self._layout, self._views = copy_of(param), layout, (-1, None, None)
             return True
         is_fresh = self._version >= 0
-        is_untouched = is_fresh and self._version == self._watched.param._version
+        is_untouched = is_fresh and self._version == self._watched.weight._version
         # A change through ``.data`` leaves the version as it was: entries are compared unless that waits for a device.
         is_compared = is_fresh and (param.device.type == "cpu" or not is_untouched)
         is_same = not is_compared or self._has_same_entries(param, self._copy, factor)
@@ -293,7 +296,7 @@ class CopyProbe:
             refresh: whether the next step is compared too: then the copy becomes the weight in the same pass.
         """
         assert self._copy is not None  # remember() was called before the step
-        param, axis = self._watched.param, self._watched.axis
+        param, axis = self._watched.weight, self._watched.axis
         self._version = param._version if refresh else -1
         after, before, grad = aligned(param, self._copy, None if gradient is None else densify(gradient), axis=axis)
         in_place = before.data_ptr() == self._copy.data_ptr()

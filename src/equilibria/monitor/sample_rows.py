@@ -130,6 +130,7 @@ class SampleBuilder:
             columns |= _prediction_columns(prediction, steps_per_epoch=self._steps_per_epoch)
             gain = self._update_gain(reading, measured, settings, turned)
             columns |= _nullable({"pull": products[:, 9], "scaled_grad_sq": products[:, 10], "update_gain": gain})
+            columns |= _nullable({"update_intended": self._intended(reading)})
             growth = np.zeros_like(lr) if skipped else measured.growth
             columns |= _nullable({"growth": growth, **self._measured_gains(turned)})
             self._norm_after = measured.norm if skipped else np.sqrt(measured.norm_sq_after)
@@ -264,6 +265,13 @@ class SampleBuilder:
         for _, factors in reading.rescalings:
             scale *= self._per_row(factors)
         return scale
+
+    def _intended(self, reading: StepReading) -> Array:
+        """The length of the update without rounding to 16 bits; NaN where nothing estimates it."""
+        intended = np.full(len(self.names), np.nan)
+        if reading.intended is not None:
+            intended[reading.intended.rows] = np.sqrt(reading.intended.squares.read())
+        return intended
 
     def _update_gain(
         self, reading: StepReading, measured: MeasuredStep, settings: Mapping[int, Settings], turned: Flags

@@ -45,7 +45,7 @@ class Subsample:
     """
 
     def __init__(self, watched: Sequence[Watched]) -> None:
-        self._params = [layer.param for layer in watched]
+        self._params = [layer.weight for layer in watched]
         self.tensors = [index for index, param in enumerate(self._params) if _is_readable(param)]
         begins = np.cumsum([0, *(layer.units for layer in watched)])
         self._entries = {index: _Entries(watched[index]) for index in self.tensors}
@@ -70,6 +70,10 @@ class Subsample:
         self._unit_table: Tensor | None = None
         self._places: dict[tuple[tuple[int, ...], ...], Tensor] = {}
         self._bounds = np.stack([np.repeat(np.arange(len(units)), units), self._starts, per_unit], axis=1)
+
+    def coordinates(self, index: int, tensor: Tensor) -> Tensor | NDArray[Any]:
+        """The coordinates of one of ``watched``, by its index, in any tensor of its shape."""
+        return self._entries[index].of(tensor)
 
     def slice_of(self, tensor: int) -> slice:
         """The part of a vector that holds the coordinates of a tensor."""
@@ -205,8 +209,8 @@ class _Entries:
     """
 
     def __init__(self, layer: Watched) -> None:
-        shape = as_real(layer.param.detach()).shape
-        draw = np.random.default_rng([zlib.crc32(layer.name.encode()), layer.param.numel()])
+        shape = as_real(layer.weight.detach()).shape
+        draw = np.random.default_rng([zlib.crc32(layer.name.encode()), layer.weight.numel()])
         self.units = layer.units
         entries = math.prod(shape) // self.units
         self.count = min(entries, _PER_TENSOR if layer.axis is None else max(_PER_ROW, _PER_TENSOR // self.units))
