@@ -434,7 +434,7 @@ class OptimizerHooks:
         copies.run()
         one_pass.run()
         if is_last and not has_closure and reading.grad_scale is None:
-            reading.intended = self._intended.read(self.optimizer, laws)
+            reading.intended = self._intended.read(self.optimizer)
         reading.starts = [starts or changed for starts, changed in zip(reading.starts, reading.changed, strict=True)]
         if any(reading.starts):
             self._read_optimizer_state(reading)
