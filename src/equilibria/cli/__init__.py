@@ -20,7 +20,7 @@ from equilibria.cli._output import INTERRUPTED, OutputError, discard, guard_stre
 from equilibria.errors import EquilibriaError
 
 _COMMANDS = (
-    *("demo", "doctor", "equilibrium", "plan", "fold", "translate"),
+    *("bench", "demo", "doctor", "equilibrium", "plan", "fold", "translate"),
     *("forecast", "report", "reproduce", "serve", "verify"),
 )
 
