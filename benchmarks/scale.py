@@ -365,9 +365,9 @@ def page(rows: list[Measured], per_row: float, recorded: int, load: float) -> st
         "the sum of the absolute values of its terms, however many there are. So squared lengths have six digits, "
         "and cosines are off by at most 1.0e-6. The move is w' - w in float32, exact where the two differ by less "
         "than a factor of 2, and what decay removes is added back with two roundings: its length is known to 1e-6 "
-        "of itself and 2^-23 x lr x wd of the weight's. The angle is as accurate where the move is perpendicular to the "
-        "weight; of a move along the weight, such as that of a row of one number, up to 2e-3 of the relative update may "
-        "be taken for a turn. Tests compare the kernels with float64 to that bound.",
+        "of itself and 2^-23 x lr x wd of the weight's. The angle is as accurate where the move is perpendicular to "
+        "the weight; of a move along the weight, such as that of a row of one number, up to 2e-3 of the relative "
+        "update may be taken for a turn. Tests compare the kernels with float64 to that bound.",
         "",
     ]
     return "\n".join(lines)
