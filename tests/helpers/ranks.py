@@ -1,4 +1,4 @@
-"""Two processes that train together over gloo, started and waited for by one test."""
+"""Processes that train together over gloo, started and waited for by one test."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ import time
 
 def run_two_ranks(module: str, *arguments: object, seconds: float) -> list[str]:
     """Run ``python -m module arguments`` as rank 0 and 1 and return what each printed; `seconds` is for both."""
+    return run_ranks(2, module, *arguments, seconds=seconds)
+
+
+def run_ranks(ranks: int, module: str, *arguments: object, seconds: float) -> list[str]:
+    """Run ``python -m module arguments`` so many times and return what each printed; `seconds` is for all."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
     environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     processes = [
         subprocess.Popen(
@@ -24,7 +29,7 @@ def run_two_ranks(module: str, *arguments: object, seconds: float) -> list[str]:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in range(2)
+        for rank in range(ranks)
     ]
     end, outputs = time.monotonic() + seconds, []
     try:
@@ -34,5 +39,5 @@ def run_two_ranks(module: str, *arguments: object, seconds: float) -> list[str]:
         for process in processes:
             process.kill()
             process.wait()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(outputs)
     return outputs

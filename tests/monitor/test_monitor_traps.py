@@ -459,9 +459,8 @@ def test_tensors_without_data_end_the_watch_and_not_the_training():
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, foreach=False)
     monitor = Monitor(net, optimizer, every=1)
     net.weight.grad, net.bias.grad = torch.empty_like(net.weight), torch.empty_like(net.bias)
-    optimizer.step()
     with pytest.warns(UserWarning, match="watching has stopped"):
-        monitor.flush()
+        optimizer.step()
     assert monitor.failure is not None
     optimizer.step()
 

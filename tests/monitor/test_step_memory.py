@@ -17,6 +17,7 @@ import equilibria as eq
 from equilibria.monitor.monitor import Monitor
 from equilibria.monitor.sampler import Sampler
 from equilibria.monitor.step_memory import LONGEST, Comparison, DiffusionLog
+from equilibria.tensors.device_queue import Sent
 from equilibria.tensors.subsample import Subsample
 
 DISTANCES = [2**power for power in range(11)]
@@ -111,13 +112,13 @@ def test_a_large_tensor_is_represented_by_a_thousand_coordinates():
 def test_turning_depends_on_the_angle_alone(scale, angle, length):
     a, b = np.array([length, 0.0]), scale * length * np.array([math.cos(angle), math.sin(angle)])
     move = b - a
-    products = tuple(np.array([value]) for value in (a @ a, a @ move, move @ move))
+    products = Sent(np.array([[a @ a, a @ move, move @ move]]))
     measured = Comparison(0, 1, np.array([0]), products).turned()
     assert measured[0] == pytest.approx(-math.log(math.cos(angle)), rel=1e-6, abs=1e-15 * max(scale, 1 / scale) ** 2)
 
 
 def test_from_a_right_angle_on_there_is_no_number():
-    products = tuple(np.array(values) for values in ([1.0, 1.0, np.nan], [-1.0, -1.5, 0.0], [2.0, 4.0, 1.0]))
+    products = Sent(np.array([[1.0, 1.0, np.nan], [-1.0, -1.5, 0.0], [2.0, 4.0, 1.0]]).T)
     log = DiffusionLog()
     log.add(Comparison(5, 2, np.array([0, 1, 2]), products), ["a", "b", "c"])
     assert log.table().to_pylist() == [{"step": 5, "param": name, "distance": 2, "turned": None} for name in ("a", "b")]

@@ -133,11 +133,15 @@ def test_types_may_be_mixed():
     assert torch.equal(vectors[0], vectors[1].double())
 
 
-def test_products_are_added_to_what_is_there():
-    w, g = random(1, 10), random(1, 10, seed=1)
-    out = torch.ones(1, 9, dtype=torch.float64)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_products_replace_what_was_there(dtype):
+    w, g = random(1, 10, dtype=dtype), random(1, 10, seed=1, dtype=dtype)
+    out = torch.full((2, 9), torch.nan, dtype=torch.float64)
     add_products(w, g, None, out=out)
-    assert out[0, :6].numpy() == pytest.approx(1 + slow_products(w, g)[0], rel=ROUNDING)
+    assert out[0, :6].numpy() == pytest.approx(slow_products(w, g)[0], rel=ROUNDING)
+    assert out[1].isnan().all() and out[0, 6:].isnan().all()
+    add_move(w, 2 * w, None, shrink=0.0, refresh=False, out=out[1:])
+    assert out[1].isnan().tolist() == [False, True, True, False, False, True, True, True, True]  # wg, gg are known
 
 
 @pytest.mark.parametrize("size", [27, 65_537, 300_000])

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.helpers.odd_tensors import LAYOUTS, exact, laid_out
 from torch import nn
 
-from equilibria.errors import EquilibriaError
 from equilibria.tensors.layout import (
     as_real,
     copy_of,
@@ -25,6 +24,7 @@ from equilibria.tensors.layout import (
     local,
     row_axis_of,
     rows,
+    sharded_axes,
 )
 
 SHAPES = [(3, 3, 3, 3), (4, 5), (7,), (1, 6), (4, 1, 1, 1), (5, 1, 3, 2), (2, 3, 4, 5, 2)]
@@ -132,17 +132,20 @@ def test_transposed_convolutions_number_their_outputs_along_axis_1():
 class Placement:
     """Stands in for a DTensor's placement."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int | None) -> None:
         self.dim = dim
 
-    def is_shard(self) -> bool:
-        return True
+    def is_replicate(self) -> bool:
+        return self.dim is None
+
+    def is_partial(self) -> bool:
+        return False
 
 
 class Sharded:
     """Stands in for a DTensor."""
 
-    def __init__(self, *dims: int) -> None:
+    def __init__(self, *dims: int | None) -> None:
         self.placements = [Placement(dim) for dim in dims]
 
     def to_local(self) -> torch.Tensor:
@@ -155,6 +158,7 @@ def test_sharded_tensors_are_known_by_their_methods():
     assert first_local_row(torch.zeros(2), axis=0) == 0
 
 
-def test_rows_that_are_sharded_raise():
-    with pytest.raises(EquilibriaError, match=r"sharded along axis 1.*granularity='tensor'"):
-        first_local_row(Sharded(1), axis=0)  # type: ignore[arg-type]
+def test_replicated_axes_of_a_mesh_are_not_sharded():
+    """Whatever a placement calls itself: torch's strided shards say that they are none."""
+    assert sharded_axes(Sharded(1, None, 0)) == {0: 1, 2: 0}
+    assert sharded_axes(torch.zeros(2)) == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 
@@ -16,7 +17,7 @@ from tests.tensors.test_inner_products import random, slow_move, slow_products, 
 from torch import nn
 
 from equilibria.tensors import device_queue, inner_products, subsample
-from equilibria.tensors.inner_products import CopyPass, DeviceItem, MovesPass, ProductsPass
+from equilibria.tensors.inner_products import CopyPass, MovesPass, ProductsPass
 from equilibria.tensors.parameters import Watched
 from equilibria.tensors.subsample import Subsample
 
@@ -179,23 +180,47 @@ def test_copies_are_made_together(on_device):
     assert all(torch.equal(copy, source) for copy, source in zip(copies, sources, strict=True))
 
 
-@pytest.mark.parametrize("axis", [None, 0])
-def test_a_few_coordinates_of_all_tensors_are_read_together(monkeypatch, kernels, axis):
-    params = [nn.Parameter(x) for x in (random(40, 50), random(6, 5).T, random(3, 4, dtype=torch.bfloat16))]
-    units = [1 if axis is None else len(param) for param in params]
-    watched = [
-        Watched(f"w{k}", (), param, 0, 0, axis, units[k], param.numel() // units[k], 0)
-        for k, param in enumerate(params)
+def watched_units(params, axis):
+    counts = [1 if axis is None else len(param) for param in params]
+    return [
+        Watched(f"w{k}", (), param, 0, 0, axis, count, param.numel() // count, 0)
+        for k, (param, count) in enumerate(zip(params, counts, strict=True))
     ]
-    others = [random(*param.shape, seed=k) for k, param in enumerate(params)]
-    plain = Subsample(watched)
-    expected = plain.weights(), plain.of(others)
-    monkeypatch.setattr(device_queue, "is_on_device", lambda _tensor: True)
-    monkeypatch.setattr(subsample, "kernels_for", lambda _device: kernels)
-    gathered = Subsample(watched)
-    for found, slow in zip((gathered.weights(), gathered.of(others)), expected, strict=True):
-        assert isinstance(found, torch.Tensor)
-        assert found.numpy().tolist() == slow.tolist()
+
+
+def coordinates(monkeypatch, kernels, params, axis, *, on_a_gpu):
+    monkeypatch.setattr(device_queue, "is_on_device", lambda _tensor: on_a_gpu)
+    monkeypatch.setattr(subsample, "kernels_for", lambda _device: kernels if on_a_gpu else None)
+    return Subsample(watched_units(params, axis))
+
+
+@pytest.mark.parametrize("references", [0, 1, 3])
+@pytest.mark.parametrize("axis", [None, 0])
+def test_one_launch_looks_at_a_few_coordinates_of_all_tensors(monkeypatch, kernels, axis, references):
+    params = [nn.Parameter(x) for x in (random(40, 50), random(6, 5).T, random(3, 4, dtype=torch.bfloat16))]
+    moments = [random(*param.shape, seed=k).square() for k, param in enumerate(params)]
+    moments[0][::2, ::3], moments[1] = 0.0, moments[1].T.contiguous().T  # never a gradient; laid out otherwise
+    gradients = [*(random(*param.shape, seed=5 + k) for k, param in enumerate(params[:-1])), None]
+    found = []
+    for on_a_gpu in (False, True):
+        sample = coordinates(monkeypatch, kernels, params, axis, on_a_gpu=on_a_gpu)
+        earlier = [sample.weights() * (0.9 - 0.1 * k) for k in range(4)]
+        found.append(sample.look(earlier[:references], before=earlier[3], gradients=gradients, second=moments))
+    (weights, table), (gathered, by_kernel) = found
+    assert isinstance(by_kernel, torch.Tensor)
+    assert gathered.tolist() == weights.tolist()
+    assert by_kernel.shape == (len(sample.rows), 3 * references + 2)
+    np.testing.assert_allclose(by_kernel.numpy(), table, rtol=1e-12, atol=1e-12)
+    assert np.isnan(table[-1, -2:]).all() and np.isfinite(table[0]).all()
+
+
+def test_without_gradients_or_earlier_weights_the_pull_is_unknown(monkeypatch, kernels):
+    sample = coordinates(monkeypatch, kernels, [nn.Parameter(random(4, 5))], None, on_a_gpu=True)
+    assert sample.look()[1].isnan().all()
+    moved, scaled = sample.look(gradients=[random(4, 5)], second=[random(4, 5).square()])[1][0].tolist()
+    assert np.isnan(moved) and np.isfinite(scaled)
+    moved, scaled = sample.look(gradients=[random(4, 5)], before=sample.weights() - 1.0)[1][0].tolist()
+    assert moved == pytest.approx(float(random(4, 5).sum()), rel=1e-6) and np.isnan(scaled)
 
 
 def test_a_kernel_that_fails_leaves_the_work_to_torch(on_device, kernels, monkeypatch):
@@ -203,7 +228,7 @@ def test_a_kernel_that_fails_leaves_the_work_to_torch(on_device, kernels, monkey
         raise RuntimeError("no C compiler")
 
     monkeypatch.setattr(kernels, "launch", fail)
-    inner_products._say_that_kernels_fail.cache_clear()
+    monkeypatch.setattr(inner_products, "_failures", [])
     weight, table = random(1, 50), sums(1)
     one_pass = ProductsPass(table)
     one_pass.add(0, weight, weight, None)
@@ -228,14 +253,15 @@ def compiled(tmp_path_factory):
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("kernel", ["sum_products", "sum_moves", "copy", "add_up", "gather_numbers"])
+@pytest.mark.parametrize("kernel", ["sum_products", "sum_moves", "copy", "add_up", "sum_coordinates"])
 def test_the_kernels_compile_without_spilling_registers(compiled, kernel, gpu):
     assert compiled[gpu][kernel]["bytes"] > 1000
     assert compiled[gpu][kernel]["spilled"] == 0
 
 
 def test_items_are_described_alike(kernels):
-    item = DeviceItem((torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bfloat16), None), 2, 5, 0.5, True)
-    first, second, third, *rest = kernels._described(item)
-    assert (first, second, third) == (item.tensors[0].data_ptr(), item.tensors[1].data_ptr(), 0)
+    tensors = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bfloat16), None
+    first, second, third, *rest, shrink = kernels._described(tensors, 0.1, refresh=True)
+    assert (first, second, third) == (tensors[0].data_ptr(), tensors[1].data_ptr(), 0)
     assert rest == [0, 1, -1, 1]
+    assert struct.unpack("d", struct.pack("q", shrink)) == (0.1,)

@@ -21,7 +21,7 @@ from equilibria.cli._output import INTERRUPTED, OutputError, discard, guard_stre
 from equilibria.errors import EquilibriaError
 
 _COMMANDS = (
-    *("demo", "doctor", "equilibrium", "plan", "fold", "translate"),
+    *("bench", "demo", "doctor", "equilibrium", "plan", "fold", "translate"),
     *("explain", "forecast", "history", "import", "report", "reproduce", "serve", "verify"),
 )
 

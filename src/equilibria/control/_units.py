@@ -75,7 +75,7 @@ def require_units(name: str, weight: Tensor, *, axis: int | None, centred: bool 
 
 def unit_products(units: Tensor, others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """<a, a>, <a, b> and <b, b> of corresponding units, the rows of two matrices, in float64."""
-    sums = torch.zeros(len(units), 6, dtype=torch.float64, device=units.device)
+    sums = torch.empty(len(units), 6, dtype=torch.float64, device=units.device)
     one_pass = ProductsPass(sums)
     one_pass.add(0, units, others, None)
     one_pass.run()

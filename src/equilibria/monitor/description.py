@@ -43,7 +43,7 @@ def describe_units(
             "bias": layer.has_bias,
             "how": layer.how,
             "invariant": invariant,
-            "dtype": str(layer.param.dtype).removeprefix("torch."),
+            "dtype": str(layer.weight.dtype).removeprefix("torch."),
             "optimizer": layer.optimizer,
             "group": layer.group,
             "law": None if law.rule is None else type(law.rule).__name__,

@@ -38,6 +38,7 @@ from torch.optim import SGD, Optimizer
 
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding
+from equilibria.monitor.half_precision import IntendedUpdates, with_masters
 from equilibria.monitor.loss_scaling import SkippedSteps
 from equilibria.monitor.reading import (
     PRODUCTS,
@@ -75,7 +76,6 @@ OnReading: TypeAlias = Callable[[int, StepReading | None], None]
 _EXACT = (torch.float32, torch.float64)  # types in which SGD's step can be recomputed from its products
 _EMPTY: dict[str, Any] = {}
 _NO_DECAY = Combination(0.0, 0.0, 0.0)
-_PULL = PRODUCTS - 2  # the columns of a reading from a few coordinates
 
 
 class OptimizerHooks:
@@ -117,6 +117,7 @@ class OptimizerHooks:
         self.settings = [SettingsLog() for _ in self._groups]
         self.copied_too: frozenset[int] = frozenset()
         self.memory = StepMemory(self.watched)
+        self._intended = IntendedUpdates(self.watched)
         self.skipped = SkippedSteps()
         self._index, self._sampler, self._on_reading = index, sampler, on_reading
         self._rows = _row_slices(self.watched)
@@ -272,10 +273,11 @@ class OptimizerHooks:
         for index in self._marks.changed(self._own_changes()):
             self._changed[self._plain[index]] = True
             self.memory.forget(self._plain[index])
-        self.memory.look(self.count, self.step, keep=self._needs_pull(), sampled=self._is_due)
-        if self._is_due:
-            with torch.no_grad():
-                self._reading = self._read_before(has_closure=has_closure)
+        if not self._is_due:
+            self.memory.look(self.count, self.step, keep=self._needs_pull(), sampled=False)
+            return
+        with torch.no_grad():
+            self._reading = self._read_before(has_closure=has_closure)
 
     def _look_after(self) -> StepReading | None:
         reading, self._reading = self._reading, None
@@ -353,7 +355,16 @@ class OptimizerHooks:
 
     # ---- a reading
 
+    def _find_masters(self) -> None:
+        """Measure the float32 masters of 16-bit weights as soon as the optimizer's state holds them."""
+        found = with_masters(self.watched, self.optimizer)
+        for index, layer in enumerate(found):
+            if layer is not self.watched[index] and layer.master is not None:
+                self._probes[index], self.watched[index] = CopyProbe(layer), layer
+                self.memory, self._intended = StepMemory(self.watched), IntendedUpdates(self.watched)
+
     def _read_before(self, *, has_closure: bool) -> StepReading:
+        self._find_masters()
         groups, states = self.groups, self.optimizer.state
         laws = self.laws
         sgd, is_last = follows(self.optimizer, SGD), self._comes_last()
@@ -374,7 +385,7 @@ class OptimizerHooks:
             combinations=[],
             combined=list(none),
             copied=list(none),
-            products=torch.zeros(self._units, PRODUCTS, dtype=torch.float64, device=device),
+            products=self._table(PRODUCTS, device),
             missing=list(none),
             removed=[id(layer.param) not in stepped for layer in self.watched],
             late=list(none),
@@ -394,7 +405,7 @@ class OptimizerHooks:
             combination = (first if buffer is None else later)[group]
             reading.combinations.append(combination if promised[index] is None else _NO_DECAY)
             # In half precision, or by a tiny update, the step rounds the new weight by more than the products can know.
-            exact = param.dtype in _EXACT and index not in self.copied_too
+            exact = layer.weight.dtype in _EXACT and index not in self.copied_too
             combined = can_combine and exact and (gradient is None or gradient.layout == torch.strided)
             is_missing = gradient is None or reading.removed[index]
             reading.combined[index], reading.missing[index] = combined, is_missing
@@ -408,15 +419,23 @@ class OptimizerHooks:
             overwritten = reading.grad_scale is not None or self._may_overwrite(laws[group], layer, sgd=sgd)
             reading.late[index], reading.unread[index] = not overwritten, overwritten and has_closure
             if overwritten and gradient is not None and not has_closure:
-                self._read_pair(layer, densify(gradient), self._products(reading, index)[:, 1:3])
+                add_products(one_pass, self._rows[index].start, layer, densify(gradient), None)
             is_same = self._probes[index].remember(copies, factor=self._factor_since_mark(index))
             # If the last sample is not of the last step, our own steps lie between, and a difference means nothing.
             reading.changed[index] |= not is_same and self._last_sampled == self.count - 1
+        gradients, second = (None, None) if has_closure or not is_last or not self._reads_pull() else self._pulling()
+        reading.pull = self.memory.look(
+            *(self.count, self.step),
+            keep=self._needs_pull(),
+            sampled=True,
+            gradients=gradients,
+            second=second,
+            copies=copies,
+        )
         copies.run()
         one_pass.run()
-        reading.products[:, _PULL:] = torch.nan
-        if is_last and not has_closure and self._reads_pull():
-            self._read_pull(reading)
+        if is_last and not has_closure and reading.grad_scale is None:
+            reading.intended = self._intended.read(self.optimizer)
         reading.starts = [starts or changed for starts, changed in zip(reading.starts, reading.changed, strict=True)]
         if any(reading.starts):
             self._read_optimizer_state(reading)
@@ -430,45 +449,48 @@ class OptimizerHooks:
             gradient = layer.param.grad if reading.late[index] else None
             if reading.copied[index]:  # a closure need not reach every tensor
                 reading.missing[index] = reading.late[index] and gradient is None
-            if reading.missing[index]:
-                self._products(reading, index).fill_(torch.nan)
-            elif reading.copied[index]:
+            if reading.copied[index] and not reading.missing[index]:
                 row, shrink = self._rows[index].start, reading.combinations[index].shrink
                 if layer.group in reading.stands_for:
                     shrink = 0.0  # of the stored weight; what it stands for keeps a share that is known only now
                     kept = standing[layer.group].kept if layer.group in standing else 1.0
                     reading.combinations[index] = Combination(0.0, 0.0, 1 - kept)
                 self._probes[index].compare(one_pass, row, gradient, shrink=shrink, refresh=refresh)
-                if reading.unread[index]:
-                    self._products(reading, index)[:, 1:3] = torch.nan
         one_pass.run()
         reading.marks.append((begin, mark(reading.products.device)))
 
+    def _table(self, columns: int, device: torch.device) -> Tensor:
+        """A table of inner products, not yet formed; 0 where other processes fill in theirs."""
+        make = torch.empty if len(self._plain) == len(self.watched) else torch.zeros
+        return make(self._units, columns, dtype=torch.float64, device=device)
+
     def _read_optimizer_state(self, reading: StepReading) -> None:
         """Read momentum and second moments of the tensors whose prediction starts."""
+        reading.products[:, 6:] = 0
+        products = self._table(6, reading.products.device)
+        one_pass, with_state = ProductsPass(products), []
         for index, layer in enumerate(self.watched):
             state = self.optimizer.state.get(layer.param, _EMPTY)
             first, second = state.get("exp_avg", state.get("momentum_buffer")), state.get("exp_avg_sq")
             if first is None or not reading.starts[index] or not _is_readable(first, layer.param):
                 continue
-            out = self._products(reading, index)[:, 6:]
-            self._read_pair(layer, first, out[:, :2])
+            with_state.append(self._rows[index])
+            add_products(one_pass, self._rows[index].start, layer, first, None)
             if second is not None and _is_readable(second, layer.param):
-                out[:, 2] = _row_sums(layer, local(second))
+                reading.products[self._rows[index], 8] = _row_sums(layer, local(second)).to(products.device)
             reading.steps_taken = max(reading.steps_taken, float(state.get("step", self.count)))
+        one_pass.run()
+        for rows_of_tensor in with_state:
+            reading.products[rows_of_tensor, 6:8] = products[rows_of_tensor, 1:3]
 
-    def _read_pull(self, reading: StepReading) -> None:
-        """Products of the gradient with the last move and, for Adam, with itself over the root of the second moment."""
+    def _pulling(self) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """The gradients of the coming step, and Adam's second moments."""
         states = [self.optimizer.state.get(layer.param, _EMPTY) for layer in self.watched]
-        gradients = [_readable(layer.param.grad, layer.param) for layer in self.watched]
         second = [
             None if "max_exp_avg_sq" in state else _readable(state.get("exp_avg_sq"), layer.param)
             for state, layer in zip(states, self.watched, strict=True)
         ]
-        rows, *columns = self.memory.pull(self.count, gradients, second)
-        for place, values in enumerate(columns):
-            if values is not None:
-                reading.products[rows, _PULL + place] = torch.as_tensor(values).to(reading.products)
+        return [_readable(layer.param.grad, layer.param) for layer in self.watched], second
 
     def _reads_pull(self) -> bool:
         """Whether the pull of this sampled step is read from a few coordinates."""
@@ -485,18 +507,6 @@ class OptimizerHooks:
         return follows(self.optimizer, SGD) and all(
             group["momentum"] and not group["nesterov"] for group in self.optimizer.param_groups
         )
-
-    def _read_pair(self, layer: Watched, other: Tensor, out: Tensor) -> None:
-        """<w, x> and <x, x> of a weight and another tensor."""
-        products = out.new_zeros(len(out), 6)
-        one_pass = ProductsPass(products)
-        add_products(one_pass, 0, layer, other, None)
-        one_pass.run()
-        out.copy_(products[:, 1:3])
-
-    def _products(self, reading: StepReading, index: int) -> Tensor:
-        """The rows of a reading for the part of a tensor that this process holds."""
-        return reading.products[self._rows[index]]
 
     def _may_overwrite(self, law: GroupRule, layer: Watched, *, sgd: bool) -> bool:
         """Whether the step may leave something else in ``.grad``: SGD does with Nesterov and no decay, others might."""

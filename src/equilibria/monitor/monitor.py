@@ -52,7 +52,7 @@ from equilibria.tensors.parameters import (
     selection,
     unwrap_optimizer,
 )
-from equilibria.tensors.sharding import any_sharded, sum_over_pieces
+from equilibria.tensors.sharding import any_sharded, sum_over_processes
 
 _MOST_PENDING = 16  # readings that wait on a device, so that the host waits for it less often
 _LONGEST_WAIT = 1.0  # seconds for which a reading may wait
@@ -404,7 +404,7 @@ class Monitor:
             wish = self._sampler.wish(optimizer, reading.step)
             if self._is_sharded:
                 awaited = False
-                reading.products, wish = self._sum(optimizer, reading.products, wish)
+                wish = self._sum(optimizer, reading.products, wish)
             self._sampler.plan_next(optimizer, reading.step, wish)
             # In main memory there is nothing to wait for. On a device, wait for a few more readings, then take
             # those whose numbers have arrived.
@@ -420,17 +420,15 @@ class Monitor:
         if self._sampler.failure is not None and awaited and not self._others_know:
             self._join_once_more(optimizer)
 
-    def _sum(self, optimizer: int, products: torch.Tensor, wish: float) -> tuple[torch.Tensor, float]:
+    def _sum(self, optimizer: int, products: torch.Tensor, wish: float) -> float:
         """Add up the products of all processes; if one of them has failed, all of them stop here."""
         self._others_know = has_failed = self._sampler.failure is not None
-        watched = self._hooks[optimizer].watched
-        pieces = torch.split(products, [layer.units for layer in watched])
         extra = torch.tensor([wish, float(has_failed)], dtype=torch.float64, device="cpu")
-        summed, extra = sum_over_pieces(watched, pieces, extra)
+        extra = sum_over_processes(self._hooks[optimizer].watched, products, extra)
         if extra[1] > 0 and not has_failed:
             self._others_know = True
             raise RuntimeError("watching has stopped in another process")
-        return torch.cat(summed), float(extra[0])
+        return float(extra[0])
 
     def _join_once_more(self, optimizer: int) -> None:
         watched = self._hooks[optimizer].watched
@@ -445,7 +443,7 @@ class Monitor:
         while self._pending and (wait or self._pending[0][1].has_arrived()):
             optimizer, reading = self._pending.pop(0)
             self._sampler.add_cost(reading.wait())
-            rows = self._builders[optimizer].build(reading, reading.products.cpu().numpy())
+            rows = self._builders[optimizer].build(reading)
             if rows.restart:
                 self._hooks[optimizer].restart_predictions()
             hooks = self._hooks[optimizer]
@@ -455,7 +453,7 @@ class Monitor:
             for sink in self._sinks:
                 self._try_sink(sink, lambda sink=sink, columns=columns: sink.append(columns))  # type: ignore[misc]
         for hooks, builder in zip(self._hooks, self._builders, strict=True):
-            for comparison in hooks.memory.take_comparisons():
+            for comparison in hooks.memory.take_comparisons(wait=wait):
                 self.diffusion_log.add(comparison, builder.names)
 
     def _try_sink(self, sink: Sink, work: Callable[[], None]) -> None:

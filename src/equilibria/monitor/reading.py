@@ -28,7 +28,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equilibria.errors import EquilibriaError
+from equilibria.monitor.half_precision import Intended
 from equilibria.monitor.settings_log import SettingsLog
+from equilibria.monitor.step_memory import Pull
 from equilibria.optimizers.controllers import StandsFor
 from equilibria.optimizers.rules import GroupRule
 from equilibria.tensors.device_queue import mark, seconds_between, sent_to_host
@@ -38,7 +40,7 @@ from equilibria.tensors.parameters import Watched
 
 Array = NDArray[np.float64]
 
-PRODUCTS = 11  # inner products per row of a reading
+PRODUCTS = 9  # inner products per row of a reading
 _COMPARED = 64  # entries that are compared to see whether a weight is what it was
 _FEW_ROUNDINGS = 16  # in units of the type's eps: swapping weights by interpolation and back rounds them
 
@@ -58,9 +60,8 @@ class StepReading:
         combined: whether the products are ww, wg, gg, wv, gv, vv of weight, gradient and buffer, from which the update
             follows; otherwise they are ww, wg, gg, we, ee, 0 with the measured move e.
         copied: whether the tensor was copied before the step, for the comparison after it.
-        products: the inner products, (rows, 11): the six above; where a prediction starts, <w, m>, <m, m> and the sum
-            of the second moments of the optimizer's state; <g, last move> and Adam's <g, g/sqrt(v)>, from a few
-            coordinates (`StepMemory`), NaN where they are unknown. NaN without a gradient.
+        products: the inner products, (rows, 9): the six above; where a prediction starts, <w, m>, <m, m> and the sum
+            of the second moments of the optimizer's state. Anything where there is nothing to read.
         missing: whether the tensor has no gradient, or is no longer in the optimizer.
         removed: whether it is no longer in the optimizer.
         late: whether the gradient is read after the step, together with the move.
@@ -76,6 +77,8 @@ class StepReading:
         steps_taken: step count in the optimizer's own state.
         found_inf: not 0 if a fused optimizer skips the step; None if it cannot skip.
         grad_scale: factor that the gradients still contain; None if they are unscaled.
+        pull: <g, last move> and Adam's <g, g/sqrt(v)>, from a few coordinates (`StepMemory`); None if they are unknown.
+        intended: the squared length of the update without rounding (`IntendedUpdates`); None without 16-bit weights.
         marks: in the device's queue, before and after the work of reading; the last one follows the copies to the host.
     """
 
@@ -100,6 +103,8 @@ class StepReading:
     steps_taken: float = 0.0
     found_inf: Tensor | None = None
     grad_scale: Tensor | None = None
+    pull: Pull | None = None
+    intended: Intended | None = None
     marks: list[tuple[Any, Any]] = field(default_factory=list)
 
     def send_to_host(self) -> None:
@@ -231,7 +236,7 @@ def sgd_combination(group: Mapping[str, Any], *, first: bool) -> Combination:
 
 def add_products(one_pass: ProductsPass, row: int, watched: Watched, gradient: Tensor, buffer: Tensor | None) -> None:
     """Add the products of weight, gradient and buffer to a pass, from a row of its table on."""
-    tensors = aligned(watched.param, gradient, buffer, axis=watched.axis)
+    tensors = aligned(watched.weight, gradient, buffer, axis=watched.axis)
     one_pass.add(row, *tensors, rows=1 if watched.axis is None else tensors[0].shape[0])
 
 
@@ -258,13 +263,13 @@ class CopyProbe:
         Returns:
             False if the weight is seen to be another than the one after the last compared step, times the factor.
         """
-        param = local(self._watched.param)
+        param = local(self._watched.weight)
         layout = param.shape, param.stride(), param.dtype, param.device
         if self._copy is None or self._layout != layout:
             self._copy, self._layout, self._views = copy_of(param), layout, (-1, None, None)
             return True
         is_fresh = self._version >= 0
-        is_untouched = is_fresh and self._version == self._watched.param._version
+        is_untouched = is_fresh and self._version == self._watched.weight._version
         # A change through ``.data`` leaves the version as it was: entries are compared unless that waits for a device.
         is_compared = is_fresh and (param.device.type == "cpu" or not is_untouched)
         is_same = not is_compared or self._has_same_entries(param, self._copy, factor)
@@ -291,7 +296,7 @@ class CopyProbe:
             refresh: whether the next step is compared too: then the copy becomes the weight in the same pass.
         """
         assert self._copy is not None  # remember() was called before the step
-        param, axis = self._watched.param, self._watched.axis
+        param, axis = self._watched.weight, self._watched.axis
         self._version = param._version if refresh else -1
         after, before, grad = aligned(param, self._copy, None if gradient is None else densify(gradient), axis=axis)
         in_place = before.data_ptr() == self._copy.data_ptr()

@@ -105,13 +105,9 @@ class SampleBuilder:
         self._stale = np.zeros(len(self.names), dtype=bool)
         self._last: tuple[int, dict[int, Settings]] | None = None
 
-    def build(self, reading: StepReading, products: Array) -> SampleRows:
-        """The rows of one sampled step.
-
-        Args:
-            reading: the reading.
-            products: its inner products, (rows, 11), summed over all processes.
-        """
+    def build(self, reading: StepReading) -> SampleRows:
+        """The rows of one sampled step, whose products are in main memory and summed over all processes."""
+        products = self._products(reading)
         skipped = reading.found_inf is not None and bool(reading.found_inf)
         settings = {group: reading.settings[group].at(reading.count) for group in self._predictors}
         missing, unread = self._per_row(reading.missing), self._per_row(reading.unread)
@@ -134,6 +130,7 @@ class SampleBuilder:
             columns |= _prediction_columns(prediction, steps_per_epoch=self._steps_per_epoch)
             gain = self._update_gain(reading, measured, settings, turned)
             columns |= _nullable({"pull": products[:, 9], "scaled_grad_sq": products[:, 10], "update_gain": gain})
+            columns |= _nullable({"update_intended": self._intended(reading)})
             growth = np.zeros_like(lr) if skipped else measured.growth
             columns |= _nullable({"growth": growth, **self._measured_gains(turned)})
             self._norm_after = measured.norm if skipped else np.sqrt(measured.norm_sq_after)
@@ -189,6 +186,18 @@ class SampleBuilder:
             self._last = count, {group: Settings(*values) for group, values in settings.items()}
 
     # ---- measured
+
+    def _products(self, reading: StepReading) -> Array:
+        """The inner products of a reading and the two of its pull, (rows, 11); NaN where there is nothing to read."""
+        products = np.full((len(self.names), 11), np.nan)
+        products[:, :9] = reading.products.numpy()
+        products[self._per_row(reading.missing).astype(bool)] = np.nan
+        unread, starts = (self._per_row(flags).astype(bool) for flags in (reading.unread, reading.starts))
+        products[unread, 1:3] = np.nan
+        products[~starts, 6:9] = 0
+        if reading.pull is not None:
+            products[reading.pull.rows, 9:] = reading.pull.read()
+        return products
 
     def _per_row(self, per_tensor: Sequence[Any]) -> NDArray[Any]:
         """One value per row from one value per tensor."""
@@ -256,6 +265,13 @@ class SampleBuilder:
         for _, factors in reading.rescalings:
             scale *= self._per_row(factors)
         return scale
+
+    def _intended(self, reading: StepReading) -> Array:
+        """The length of the update without rounding to 16 bits; NaN where nothing estimates it."""
+        intended = np.full(len(self.names), np.nan)
+        if reading.intended is not None:
+            intended[reading.intended.rows] = np.sqrt(reading.intended.squares.read())
+        return intended
 
     def _update_gain(
         self, reading: StepReading, measured: MeasuredStep, settings: Mapping[int, Settings], turned: Flags

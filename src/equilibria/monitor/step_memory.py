@@ -25,6 +25,8 @@ from torch import Tensor
 
 from equilibria.errors import WatchWarning, warn_in_training
 from equilibria.records.tables import DIFFUSION_FIELDS
+from equilibria.tensors.device_queue import Sent
+from equilibria.tensors.inner_products import CopyPass
 from equilibria.tensors.parameters import Watched
 from equilibria.tensors.subsample import Subsample, Vector
 
@@ -42,32 +44,53 @@ _MOST_ROWS = 500_000  # of the diffusion table in memory, about 15 MB
 
 
 class Comparison(NamedTuple):
-    """A reference and the weights some steps later, still on the device that formed their products.
+    """A reference and the weights some steps later.
 
     Attributes:
         step: number of the step before which the reference was taken.
         distance: steps between the two.
         rows: the compared units.
-        products: <a, a>, <a, e> and <e, e> of reference a and move e.
+        table: products of every unit, on their way to main memory.
+        column: the first of three columns of it: <a, a>, <a, e> and <e, e> of reference a and move e.
     """
 
     step: int
     distance: int
     rows: NDArray[np.int64]
-    products: tuple[Vector, Vector, Vector]
+    table: Sent
+    column: int = 0
 
     def turned(self) -> Array:
         """-ln cos of the angle between the two; infinite from a right angle on, NaN where it could not be formed.
 
         cos^-2 - 1 = tan^2 comes from the move itself, so that small angles lose no digits.
         """
-        aa, ae, ee = (np.asarray(part if isinstance(part, np.ndarray) else part.cpu()) for part in self.products)
+        aa, ae, ee = self.table.read()[:, self.column : self.column + 3].T
         along = aa + ae
         turned = np.where(np.isfinite(along), np.inf, np.nan)
         acute = (along > 0) & (aa > 0)
         aa, ae, ee, along = aa[acute], ae[acute], ee[acute], along[acute]
         turned[acute] = np.log1p(np.maximum(ee - ae * ae / aa, 0.0) * aa / (along * along)) / 2
         return turned
+
+
+class Pull(NamedTuple):
+    """Products with the gradient of a coming step, for some units.
+
+    Attributes:
+        rows: the units.
+        table: of every unit, on its way to main memory; the last two columns are <g, w - w of the step before> and
+            Adam's <g, g/sqrt(v)>, of a few coordinates.
+        scale: makes estimates of the whole of each unit from them.
+    """
+
+    rows: NDArray[np.int64]
+    table: Sent
+    scale: Array
+
+    def read(self) -> Array:
+        """The estimates, (units, 2); NaN where one is unknown."""
+        return self.table.read()[:, -2:] * self.scale[:, None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +120,7 @@ class StepMemory:
         self._made: Subsample | None = None
         self._begin: int | None = None  # count of the step at which the pattern of reads began
         self._open: dict[int, _Reference] = {}  # by distance, the reference of the pair that has begun
-        self._kept: list[tuple[int, Vector]] = []  # at most two: count of a step and the weights before it
+        self._kept: list[tuple[int, Vector]] = []  # at most one: count of a step and the weights before it
         self._next_pull = 0  # count of the first step at which a pull may be read
         self._comparisons: list[Comparison] = []
 
@@ -111,14 +134,27 @@ class StepMemory:
             self._made = Subsample(self._watched)
         return self._made
 
-    def look(self, count: int, step: int, *, keep: bool, sampled: bool) -> None:
+    def look(
+        self,
+        count: int,
+        step: int,
+        *,
+        keep: bool,
+        sampled: bool,
+        gradients: Sequence[Tensor | None] | None = None,
+        second: Sequence[Tensor | None] | None = None,
+        copies: CopyPass | None = None,
+    ) -> Pull | None:
         """Compare with earlier weights if that is due; call it before every step.
 
         Args:
             count: steps that the optimizer has taken.
             step: number of the coming step.
-            keep: whether `pull` is wanted at this step or the next.
+            keep: whether a pull is wanted at this step or the next.
             sampled: whether the coming step is sampled.
+            gradients: of the coming step, one for each tensor, None where it is unknown; None if no pull is wanted.
+            second: Adam's second moments v, None for other optimizers.
+            copies: made in the same pass as far as possible.
         """
         passed = LONGEST if self._begin is None else count - self._begin
         if not 0 <= passed <= LONGEST:
@@ -128,60 +164,53 @@ class StepMemory:
         is_due = offset in _READ or (sampled and offset % _BURST in _IN_BURST)
         if passed == LONGEST:
             self._begin = count
-        if not (keep or is_due) or not self._subsample.tensors:
-            return
-        weights = self._subsample.weights()
+        sample = self._subsample
+        if not (keep or is_due) or not sample.tensors:
+            return None
+        ended = self._ended(count)
+        before = self._kept[-1][1] if self._kept and self._kept[-1][0] == count - 1 else None
+        weights, sums = sample.look(
+            [reference.weights for _, reference in ended],
+            before=before,
+            gradients=gradients,
+            second=second,
+            copies=copies,
+        )
+        self._begin_pairs(_Reference(count, step, weights), offset)
         if keep:
-            self._kept = [*(kept for kept in self._kept[-1:] if kept[0] == count - 1), (count, weights)]
-        self._compare(_Reference(count, step, weights), offset)
+            self._kept = [(count, weights)]
+        if not ended and gradients is None:
+            return None
+        table = Sent(sums)
+        self._comparisons += [
+            Comparison(reference.step, distance, sample.rows, table, 3 * place)
+            for place, (distance, reference) in enumerate(ended)
+        ]
+        if gradients is None:
+            return None
+        self._next_pull = self._next_pull if before is None else count + _PULL_EVERY
+        return Pull(sample.rows, table, sample.scale)
 
-    def _compare(self, here: _Reference, offset: int) -> None:
-        """End the pairs that reach the present weights, and begin those that do so after ``offset`` steps."""
+    def _ended(self, count: int) -> list[tuple[int, _Reference]]:
+        """Close the pairs that are as far apart as they shall be; their distances and references."""
+        reached = {n: one for n, one in self._open.items() if count - one.count >= n}
+        self._open = {n: one for n, one in self._open.items() if n not in reached}
+        return [(n, one) for n, one in sorted(reached.items()) if count - one.count == n]
+
+    def _begin_pairs(self, here: _Reference, offset: int) -> None:
+        """Begin the pairs that start with the present weights, ``offset`` steps after the pattern began."""
         for distance in _DISTANCES:
-            reference = self._open.get(distance)
-            if reference is not None and here.count - reference.count >= distance:
-                del self._open[distance]
-                if here.count - reference.count == distance:
-                    self._comparisons.append(self._comparison(reference, here.weights, distance))
             if offset % (LONGEST if distance in _LONG else _BURST) in (0, distance):
                 self._open[distance] = here
 
-    def _comparison(self, reference: _Reference, weights: Vector, distance: int) -> Comparison:
-        move = weights - reference.weights
-        pairs = (reference.weights, reference.weights), (reference.weights, move), (move, move)
-        aa, ae, ee = (self._subsample.sums(first * second) for first, second in pairs)
-        return Comparison(reference.step, distance, self._subsample.rows, (aa, ae, ee))
-
-    def take_comparisons(self) -> list[Comparison]:
-        """The comparisons since the last call."""
-        taken, self._comparisons = self._comparisons, []
+    def take_comparisons(self, *, wait: bool) -> list[Comparison]:
+        """The comparisons since the last call; without ``wait`` only those that a device has sent."""
+        arrived = len(self._comparisons)
+        if not wait:
+            is_here = [comparison.table.has_arrived() for comparison in self._comparisons]
+            arrived = (*is_here, False).index(False)
+        taken, self._comparisons = self._comparisons[:arrived], self._comparisons[arrived:]
         return taken
-
-    def pull(self, count: int, gradients: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> tuple[Any, ...]:
-        """Inner products with the gradients of the coming step; call it after `look` with ``keep``.
-
-        Args:
-            count: as for `look`.
-            gradients: one for each tensor, None where it is unknown.
-            second: Adam's second moments v, None for other optimizers.
-
-        Returns:
-            The rows of the units, and estimates for the whole of each: <g, w - w of the step before> and
-            <g, g/sqrt(v)>. NaN where one of them is unknown.
-        """
-        sample = self._subsample
-        slope = sample.of(gradients)
-        scale: Any = sample.scale if isinstance(slope, np.ndarray) else torch.as_tensor(sample.scale).to(slope)
-        moved = None
-        if len(self._kept) == 2 and self._kept[1][0] == count:
-            moved = sample.sums(slope * (self._kept[1][1] - self._kept[0][1])) * scale
-            self._next_pull = count + _PULL_EVERY
-        scaled = None
-        if any(moment is not None for moment in second):
-            root: Any = sample.of(second) ** 0.5
-            root[root == 0] = np.inf  # a coordinate that never had a gradient
-            scaled = sample.sums(slope * slope / root) * scale
-        return sample.rows, moved, scaled
 
     def forget(self, tensor: int) -> None:
         """Compare a tensor with nothing that was kept: something other than a step has changed it."""

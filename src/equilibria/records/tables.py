@@ -63,6 +63,7 @@ _SAMPLE_UNITS = {  # "1" is a pure number, "w" the unit of the weights, "g" that
     "epochs_to_settle": "epochs",
     "pull": "g w",  # <g, w - w of the step before>, from 1,024 coordinates; null under heavy-ball momentum: h~ has it
     "scaled_grad_sq": "g",  # Adam only: <g, g/sqrt(v)>, from the same coordinates
+    "update_intended": "w",  # 16-bit weights only: of the update before rounding, from 1,024 coordinates
     "update_gain": "1",  # AdamW only: kappa = (1 + b1)/(1 - b1) mean((m/sqrt(v))^2), 1 for independent gradients
     "growth": "1",  # ||w'||^2 / ||w||^2 - 1 of the step
     "gain": "1",  # G = (change of ln ||w||^2 + 2 sum eps) / sum angle^2 over the last 6 % of the steps, 80 at least

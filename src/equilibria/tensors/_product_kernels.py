@@ -3,15 +3,16 @@
 One launch serves any number of tensors, which it reads by address, and reads every number once; a second launch adds up
 what its blocks found. No kernel waits for the host, and the host waits for none.
 
-Every row of ``work`` describes three tensors: their addresses, the types of their numbers (-1: there is none), and
-whether the first becomes the second in the same pass. A block is a stretch of one row of these, ``CHUNK`` numbers at
-most, and ``blocks`` names its row of ``work``, its first number and the one after its last.
+Every row of ``work`` describes three tensors: their addresses, the types of their numbers (-1: there is none), whether
+the first becomes the second in the same pass, and the bits of a float64, the share of the first that decay removed. A
+block is a stretch of one row of these, ``CHUNK`` numbers at most, and ``blocks`` names its row of ``work``, its first
+number and the one after its last.
 
 Error. ``LANES`` sums run side by side in float32, each over at most 16 products that are themselves rounded (less where
 the device fuses both), and everything after that is in float64. A sum of products x_i y_i is therefore off by at most
 17 x 2^-24 = 1.01e-6 of sum |x_i y_i|, however many numbers there are. A move is formed in float32: the difference of
 the weights is exact where they differ by less than a factor of 2 (Sterbenz), what decay removed is rounded by 2^-24 of
-itself, and their sum by 2^-24.
+itself, and their sum by 2^-24. The few coordinates of `sum_coordinates` are read as they are and added up in float64.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
+from equilibria.tensors.device_queue import has_queue, sent_to_device
+
 if TYPE_CHECKING:
-    from equilibria.tensors.inner_products import DeviceItem
+    from equilibria.tensors.inner_products import DeviceItem, Matrices
 
 ERROR: Final = 17 * 2.0**-24
 """The largest error of a sum of products, as a share of the sum of their absolute values."""
@@ -35,7 +38,10 @@ ERROR: Final = 17 * 2.0**-24
 KINDS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The types of numbers that the kernels read."""
 
-WARPS: Final = {"sum_products": 8, "sum_moves": 8, "copy": 8, "add_up": 4, "gather_numbers": 8}
+REFERENCES: Final = 3
+"""With how many earlier vectors one launch of `look` compares."""
+
+WARPS: Final = {"sum_products": 8, "sum_moves": 8, "copy": 8, "add_up": 4, "sum_coordinates": 8}
 """Groups of threads with which each kernel is compiled."""
 
 _LANES = 1024
@@ -52,57 +58,84 @@ def launch(kernel: str, items: Sequence[DeviceItem], sums: Tensor | None) -> Non
         sums: the table of sums, on the same device; None for "copy".
     """
     device = items[0].tensors[0].device
-    shapes = tuple((item.rows, item.tensors[0].numel(), item.row) for item in items)
-    blocks, units = _layout(shapes, device)
-    if not len(blocks):
-        return
-    work = _on_device(tuple(_described(item) for item in items), device)
-    shrinks = _on_device(tuple(item.shrink for item in items), device)
+    # Without a gradient a move leaves wg and gg as they are.
+    columns = [0b111111 if kernel != "sum_moves" else 0b11001 if item.tensors[2] is None else 0b11111 for item in items]
+    blocks, units = _layout(_shapes(items, columns), device)
     found = torch.empty(len(blocks) if sums is not None else 0, 8, dtype=torch.float64, device=device)
-    with torch.cuda.device(device) if device.type == "cuda" else torch.no_grad():
-        _KERNELS[kernel][(len(blocks),)](work, shrinks, blocks, found, LANES=_LANES, num_warps=WARPS[kernel])
-        if sums is not None:
-            products = 6 if kernel == "sum_products" else 5
-            add_up[(len(units),)](
-                units, found, sums, sums.stride(0), products, AT_ONCE=_AT_ONCE, num_warps=WARPS["add_up"]
-            )
+    with _current(device):
+        if len(blocks):
+            run, work = _KERNELS[kernel], _work(items, device)
+            run[(len(blocks),)](work, blocks, found, LANES=_LANES, num_warps=WARPS[kernel])
+        if sums is not None and len(units):
+            add_up[(len(units),)](units, found, sums, sums.stride(0), AT_ONCE=_AT_ONCE, num_warps=WARPS["add_up"])
 
 
-def gather(tensors: Sequence[Tensor], item: Tensor, offset: Tensor, out: Tensor) -> None:
-    """Read some numbers of many tensors in one launch.
+def look(
+    tensors: Sequence[Matrices],
+    units: Tensor,
+    offsets: Sequence[Tensor],
+    now: Tensor,
+    references: Sequence[Tensor],
+    before: Tensor | None,
+    out: Tensor,
+    copies: Sequence[DeviceItem],
+) -> None:
+    """Read a few coordinates of many tensors and form what is known of them, and copy tensors, in one launch.
 
     Args:
-        tensors: on one device, with types in `KINDS`.
-        item: for every number its tensor, by the index in ``tensors``.
-        offset: for every number its place in the memory of the tensor.
-        out: float64 or float32, one entry per number.
+        tensors: for every tensor the weight, its gradient and Adam's second moment, on one device.
+        units: for every unit its tensor, its first coordinate and the number of its coordinates, 1,024 at most.
+        offsets: for weights, gradients and second moments the places of all coordinates in the memory of their tensor.
+        now: receives the weights' coordinates, float64.
+        references: up to `REFERENCES` earlier vectors like ``now``.
+        before: the vector of the step before; None if it is unknown.
+        out: (units, 3 x references + 2), float64: <a, a>, <a, e> and <e, e> with every reference a and the move e from
+            it, <g, w - w of the step before> and <g, g/sqrt(v)>; NaN where something is unknown.
+        copies: tensors whose second is copied into the first.
     """
-    rows = tuple((tensor.data_ptr(), KINDS[tensor.dtype]) for tensor in tensors)
-    work, count = _on_device(rows, out.device), len(out)
-    with torch.cuda.device(out.device) if out.device.type == "cuda" else torch.no_grad():
-        gather_numbers[(-(-count // _LANES),)](
-            work, item, offset, out, count, LANES=_LANES, num_warps=WARPS["gather_numbers"]
+    work = _on_device(tuple(_described(matrices, 0.0, refresh=False) for matrices in tensors), now.device)
+    vectors = [*references, *[now] * (REFERENCES - len(references)), now if before is None else before]
+    blocks, _ = _layout(_shapes(copies, [0] * len(copies)), now.device)
+    copied = _work(copies, now.device) if len(blocks) else work
+    numbers = len(blocks), len(references), int(before is not None)
+    with _current(now.device):
+        sum_coordinates[(len(blocks) + len(units),)](
+            *(work, units, *offsets, now, *vectors, out, copied, blocks, *numbers),
+            LANES=_LANES,
+            num_warps=WARPS["sum_coordinates"],
         )
 
 
-def _described(item: DeviceItem) -> tuple[int, ...]:
+def _current(device: torch.device) -> Any:
+    return torch.cuda.device(device) if has_queue(device) else torch.no_grad()
+
+
+def _shapes(items: Sequence[DeviceItem], columns: Sequence[int]) -> tuple[tuple[int, int, int, int], ...]:
+    """Rows, numbers, first row of the table, and bits of its columns that are written."""
+    return tuple((item.rows, item.tensors[0].numel(), item.row, own) for item, own in zip(items, columns, strict=True))
+
+
+def _work(items: Sequence[DeviceItem], device: torch.device) -> Tensor:
+    return _on_device(tuple(_described(item.tensors, item.shrink, refresh=item.refresh) for item in items), device)
+
+
+def _described(tensors: Matrices, shrink: float, *, refresh: bool) -> tuple[int, ...]:
     """A row of ``work``."""
-    addresses = (0 if tensor is None else tensor.data_ptr() for tensor in item.tensors)
-    kinds = (-1 if tensor is None else KINDS[tensor.dtype] for tensor in item.tensors)
-    return (*addresses, *kinds, int(item.refresh))
+    addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
+    kinds = (-1 if tensor is None else KINDS[tensor.dtype] for tensor in tensors)
+    return (*addresses, *kinds, int(refresh), int(np.float64(shrink).view(np.int64)))
 
 
 @lru_cache(maxsize=16)
-def _on_device(values: tuple[Any, ...], device: torch.device) -> Tensor:
+def _on_device(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
     """A table in the device's memory. The tables of a training hardly ever change: gradients get the same memory."""
-    table = torch.tensor(values, dtype=torch.float32 if isinstance(values[0], float) else torch.int64)
-    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table.to(device)
+    return sent_to_device(np.array(rows, dtype=np.int64), device)
 
 
 @lru_cache(maxsize=16)
-def _layout(shapes: tuple[tuple[int, int, int], ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The blocks of tensors with so many rows, numbers and first row of the table; the blocks of every unit."""
-    rows, numbers, first_row = np.array(shapes, dtype=np.int64).reshape(-1, 3).T
+def _layout(shapes: tuple[tuple[int, int, int, int], ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The blocks of tensors with so many rows and numbers, their first row and columns of the table; those of units."""
+    rows, numbers, first_row, written = np.array(shapes, dtype=np.int64).reshape(-1, 4).T
     columns = numbers // np.maximum(rows, 1)
     item = np.repeat(np.arange(len(shapes)), rows)
     row = np.arange(len(item)) - np.repeat(np.cumsum(rows) - rows, rows)
@@ -111,9 +144,9 @@ def _layout(shapes: tuple[tuple[int, int, int], ...], device: torch.device) -> t
     unit = np.repeat(np.arange(len(item)), count)
     begin = columns[item[unit]] * row[unit] + _CHUNK * (np.arange(len(unit)) - np.repeat(ends - count, count))
     end = np.minimum(begin + _CHUNK, columns[item[unit]] * (row[unit] + 1))
-    tables = np.stack([item[unit], begin, end], axis=1), np.stack([ends - count, ends, first_row[item] + row], axis=1)
-    blocks, units = (torch.from_numpy(np.ascontiguousarray(table)).to(device) for table in tables)
-    return blocks, units
+    blocks = np.stack([item[unit], begin, end], axis=1)
+    units = np.stack([ends - count, ends, first_row[item] + row, written[item]], axis=1)
+    return sent_to_device(blocks, device), sent_to_device(units, device)
 
 
 # ---- the kernels
@@ -148,13 +181,35 @@ def _total(sums):
 
 
 @triton.jit
-def sum_products(work, _shrinks, blocks, found, LANES: tl.constexpr):
+def _block(work, blocks):
+    """The row of ``work`` of this block, its first number and the one after its last."""
+    place = blocks + 3 * tl.program_id(0).to(tl.int64)
+    return work + 8 * tl.load(place), tl.load(place + 1), tl.load(place + 2)
+
+
+@triton.jit
+def _tensors(row):
+    """The addresses of the three tensors of a row of ``work``, and their types."""
+    return tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3), tl.load(row + 4), tl.load(row + 5)
+
+
+@triton.jit
+def _store_totals(found, first, second, third, fourth, fifth, sixth):
+    """Write the six sums of this block."""
+    out = found + 8 * tl.program_id(0).to(tl.int64)
+    tl.store(out, _total(first))
+    tl.store(out + 1, _total(second))
+    tl.store(out + 2, _total(third))
+    tl.store(out + 3, _total(fourth))
+    tl.store(out + 4, _total(fifth))
+    tl.store(out + 5, _total(sixth))
+
+
+@triton.jit
+def sum_products(work, blocks, found, LANES: tl.constexpr):
     """Write ww, wg, gg, wv, gv, vv of every block."""
-    block = tl.program_id(0).to(tl.int64)
-    item, begin, end = tl.load(blocks + 3 * block), tl.load(blocks + 3 * block + 1), tl.load(blocks + 3 * block + 2)
-    row = work + 7 * item
-    w_at, g_at, v_at = tl.load(row), tl.load(row + 1), tl.load(row + 2)
-    w_kind, g_kind, v_kind = tl.load(row + 3), tl.load(row + 4), tl.load(row + 5)
+    row, begin, end = _block(work, blocks)
+    w_at, g_at, v_at, w_kind, g_kind, v_kind = _tensors(row)
     lanes = tl.arange(0, LANES)
     ww = tl.zeros([LANES], tl.float32)
     wg = tl.zeros([LANES], tl.float32)
@@ -175,24 +230,15 @@ def sum_products(work, _shrinks, blocks, found, LANES: tl.constexpr):
             wv += w * v
             gv += g * v
             vv += v * v
-    out = found + 8 * block
-    tl.store(out, _total(ww))
-    tl.store(out + 1, _total(wg))
-    tl.store(out + 2, _total(gg))
-    tl.store(out + 3, _total(wv))
-    tl.store(out + 4, _total(gv))
-    tl.store(out + 5, _total(vv))
+    _store_totals(found, ww, wg, gg, wv, gv, vv)
 
 
 @triton.jit
-def sum_moves(work, shrinks, blocks, found, LANES: tl.constexpr):
+def sum_moves(work, blocks, found, LANES: tl.constexpr):
     """Write ww, wg, gg, we, ee of every block; the first tensor becomes the second where ``work`` says so."""
-    block = tl.program_id(0).to(tl.int64)
-    item, begin, end = tl.load(blocks + 3 * block), tl.load(blocks + 3 * block + 1), tl.load(blocks + 3 * block + 2)
-    row = work + 7 * item
-    before_at, after_at, g_at = tl.load(row), tl.load(row + 1), tl.load(row + 2)
-    before_kind, after_kind, g_kind = tl.load(row + 3), tl.load(row + 4), tl.load(row + 5)
-    refresh, shrink = tl.load(row + 6), tl.load(shrinks + item)
+    row, begin, end = _block(work, blocks)
+    before_at, after_at, g_at, before_kind, after_kind, g_kind = _tensors(row)
+    refresh, shrink = tl.load(row + 6), tl.load(row + 7).to(tl.float64, bitcast=True).to(tl.float32)
     lanes = tl.arange(0, LANES)
     ww = tl.zeros([LANES], tl.float32)
     wg = tl.zeros([LANES], tl.float32)
@@ -214,20 +260,13 @@ def sum_moves(work, shrinks, blocks, found, LANES: tl.constexpr):
             gg += g * g
         if refresh != 0:
             _write(before_at, before_kind, places, inside, after)
-    out = found + 8 * block
-    tl.store(out, _total(ww))
-    tl.store(out + 1, _total(wg))
-    tl.store(out + 2, _total(gg))
-    tl.store(out + 3, _total(we))
-    tl.store(out + 4, _total(ee))
+    _store_totals(found, ww, wg, gg, we, ee, ee)
 
 
 @triton.jit
-def copy(work, _shrinks, blocks, _found, LANES: tl.constexpr):
-    """Copy the second tensor of every row of ``work`` into the first."""
-    block = tl.program_id(0).to(tl.int64)
-    item, begin, end = tl.load(blocks + 3 * block), tl.load(blocks + 3 * block + 1), tl.load(blocks + 3 * block + 2)
-    row = work + 7 * item
+def _copy(work, blocks, LANES: tl.constexpr):
+    """Copy this block of the second tensor of a row of ``work`` into the first."""
+    row, begin, end = _block(work, blocks)
     to, source, kind = tl.load(row), tl.load(row + 1), tl.load(row + 3)
     lanes = tl.arange(0, LANES)
     for first in range(begin, end, LANES):
@@ -237,35 +276,114 @@ def copy(work, _shrinks, blocks, _found, LANES: tl.constexpr):
 
 
 @triton.jit
-def add_up(units, found, sums, width, products, AT_ONCE: tl.constexpr):
-    """Add the products of all blocks of a unit (a tensor or a row of one) to its row of the table of sums.
+def copy(work, blocks, _found, LANES: tl.constexpr):
+    """Copy the second tensor of every row of ``work`` into the first."""
+    _copy(work, blocks, LANES)
 
-    ``units`` has the first block of every unit, the one after its last, and its row of the table.
+
+@triton.jit
+def add_up(units, found, sums, width, AT_ONCE: tl.constexpr):
+    """Write the products of all blocks of a unit (a tensor or a row of one) into its row of the table of sums.
+
+    ``units`` has the first block of every unit, the one after its last, its row of the table, and a bit for every
+    column that is written.
     """
-    unit = tl.program_id(0).to(tl.int64)
-    begin, end, row = tl.load(units + 3 * unit), tl.load(units + 3 * unit + 1), tl.load(units + 3 * unit + 2)
+    place = units + 4 * tl.program_id(0).to(tl.int64)
+    begin, end, row, written = tl.load(place), tl.load(place + 1), tl.load(place + 2), tl.load(place + 3)
     columns = tl.arange(0, 8)
     total = tl.zeros([8], tl.float64)
     for first in range(begin, end, AT_ONCE):
         blocks = first + tl.arange(0, AT_ONCE)
-        inside = (blocks[:, None] < end) & (columns[None, :] < products)
+        inside = (blocks[:, None] < end) & (columns[None, :] < 6)
         total += tl.sum(tl.load(found + 8 * blocks[:, None] + columns[None, :], mask=inside, other=0.0), axis=0)
-    to, is_product = sums + width * row + columns, columns < products
-    tl.store(to, tl.load(to, mask=is_product) + total, mask=is_product)
+    tl.store(sums + width * row + columns, total, mask=((written >> columns) & 1) != 0)
 
 
 @triton.jit
-def gather_numbers(work, item, offset, out, count, LANES: tl.constexpr):
-    """Write one number of some tensor to every entry of ``out``; ``work`` has the tensors' addresses and types."""
-    places = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
-    inside = places < count
-    row = work + 2 * tl.load(item + places, mask=inside, other=0)
-    address, kind = tl.load(row, mask=inside, other=0), tl.load(row + 1, mask=inside, other=0)
-    at = tl.load(offset + places, mask=inside, other=0)
-    full = tl.load((address + 4 * at).to(tl.pointer_type(tl.float32)), mask=inside & (kind == 0), other=0.0)
-    brain = tl.load((address + 2 * at).to(tl.pointer_type(tl.bfloat16)), mask=inside & (kind == 1), other=0.0)
-    half = tl.load((address + 2 * at).to(tl.pointer_type(tl.float16)), mask=inside & (kind == 2), other=0.0)
-    tl.store(out + places, full + brain.to(tl.float32) + half.to(tl.float32), mask=inside)
+def _compare(out, here, reference, places, inside):
+    """Write <a, a>, <a, e> and <e, e> of an earlier vector a and the move e from it."""
+    a = tl.load(reference + places, mask=inside, other=0.0)
+    e = here - a
+    tl.store(out, tl.sum(a * a, axis=0))
+    tl.store(out + 1, tl.sum(a * e, axis=0))
+    tl.store(out + 2, tl.sum(e * e, axis=0))
+
+
+@triton.jit
+def _look(
+    program,
+    work,
+    units,
+    w_places,
+    g_places,
+    v_places,
+    now,
+    first,
+    second,
+    third,
+    before,
+    out,
+    references,
+    is_known,
+    LANES: tl.constexpr,
+):
+    """Read the coordinates of a unit into ``now``; write the products with earlier vectors and the pull on the move."""
+    unit = units + 3 * program
+    begin, count = tl.load(unit + 1), tl.load(unit + 2)
+    w_at, g_at, v_at, w_kind, g_kind, v_kind = _tensors(work + 8 * tl.load(unit))
+    lanes = tl.arange(0, LANES)
+    places, inside = begin + lanes, lanes < count
+    w = _numbers(w_at, w_kind, tl.load(w_places + places, mask=inside, other=0), inside).to(tl.float64)
+    tl.store(now + places, w, mask=inside)
+    out += (3 * references + 2) * program
+    if references > 0:
+        _compare(out, w, first, places, inside)
+    if references > 1:
+        _compare(out + 3, w, second, places, inside)
+    if references > 2:
+        _compare(out + 6, w, third, places, inside)
+    out += 3 * references
+    moved = tl.full([], float("nan"), tl.float64)
+    scaled = tl.full([], float("nan"), tl.float64)
+    if g_kind >= 0:
+        g = _numbers(g_at, g_kind, tl.load(g_places + places, mask=inside, other=0), inside).to(tl.float64)
+        if is_known != 0:
+            moved = tl.sum(g * (w - tl.load(before + places, mask=inside, other=0.0)), axis=0)
+        if v_kind >= 0:
+            v = _numbers(v_at, v_kind, tl.load(v_places + places, mask=inside, other=0), inside).to(tl.float64)
+            root = tl.where(v == 0, float("inf"), tl.sqrt(v))  # infinite: a coordinate that never had a gradient
+            scaled = tl.sum(g * g / root, axis=0)
+    tl.store(out, moved)
+    tl.store(out + 1, scaled)
+
+
+@triton.jit(do_not_specialize=["copies", "references", "is_known"])
+def sum_coordinates(
+    work,
+    units,
+    w_places,
+    g_places,
+    v_places,
+    now,
+    first,
+    second,
+    third,
+    before,
+    out,
+    copied,
+    blocks,
+    copies,
+    references,
+    is_known,
+    LANES: tl.constexpr,
+):
+    """Copy a block in each of the first ``copies`` programs, look at the coordinates of a unit in each of the rest."""
+    program = tl.program_id(0).to(tl.int64)
+    if program < copies:
+        _copy(copied, blocks, LANES)
+    else:
+        unit, places = program - copies, (w_places, g_places, v_places)
+        _look(unit, work, units, *places, now, first, second, third, before, out, references, is_known, LANES)
 
 
 _KERNELS: Final = {"sum_products": sum_products, "sum_moves": sum_moves, "copy": copy}

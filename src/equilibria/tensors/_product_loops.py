@@ -90,7 +90,7 @@ def _move_and_refresh(before: Array, after: Array, g: Array, shrink: float) -> t
 
 @compiled(_SIGNATURE)
 def sum_products(work: Array, _shrinks: Array, double: bool, sums: Array) -> None:
-    """Add ww, wg, gg, wv, gv, vv of every matrix in ``work`` to its rows of ``sums``."""
+    """Write ww, wg, gg, wv, gv, vv of every matrix in ``work`` into its rows of ``sums``."""
     for first, second, third, has_third, rows, columns, place, _ in work:
         for row in range(rows):
             begin = row * columns * (8 if double else 4)
@@ -103,12 +103,12 @@ def sum_products(work: Array, _shrinks: Array, double: bool, sums: Array) -> Non
                 v32 = float32_at(third + begin, columns)
                 products = _six_products(w32, g32, v32) if has_third else _three_products(w32, g32)
             for column in range(6):
-                sums[place + row, column] += products[column]
+                sums[place + row, column] = products[column]
 
 
 @compiled(_SIGNATURE)
 def sum_moves(work: Array, shrinks: Array, double: bool, sums: Array) -> None:
-    """Add ww, wg, gg, we, ee of every matrix in ``work`` to its rows of ``sums``."""
+    """Write ww, wg, gg, we, ee of every matrix in ``work`` into its rows of ``sums``."""
     for item in range(work.shape[0]):
         first, second, third, has_third, rows, columns, place, refresh = work[item]
         for row in range(rows):
@@ -127,4 +127,4 @@ def sum_moves(work: Array, shrinks: Array, double: bool, sums: Array) -> None:
                 )
             for column in range(5):
                 if has_third or column not in (1, 2):
-                    sums[place + row, column] += move[column]
+                    sums[place + row, column] = move[column]

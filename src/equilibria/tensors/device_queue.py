@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -38,8 +40,33 @@ def seconds_between(begin: Any, end: Any) -> float:
 def sent_to_host(tensor: Tensor) -> Tensor:
     """A copy in main memory that holds the numbers once the device has passed a mark made after this call.
 
-    Where there is no queue, the tensor itself.
+    Where there is no queue it holds them at once; of a tensor in main memory it is the tensor itself.
     """
     if not has_queue(tensor.device):
-        return tensor
+        return tensor if tensor.is_cpu else tensor.cpu()
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def sent_to_device(table: NDArray[np.int64], device: torch.device) -> Tensor:
+    """A copy in the device's memory, for which nobody waits."""
+    numbers = torch.from_numpy(np.ascontiguousarray(table))
+    return numbers.pin_memory().to(device, non_blocking=True) if has_queue(device) else numbers.to(device)
+
+
+class Sent:
+    """Numbers on their way to main memory, for which nobody waits until they are read."""
+
+    def __init__(self, numbers: NDArray[np.float64] | Tensor) -> None:
+        self._numbers, self._arrival = numbers, None
+        if isinstance(numbers, Tensor):
+            self._numbers, self._arrival = sent_to_host(numbers), mark(numbers.device)
+
+    def has_arrived(self) -> bool:
+        """Whether they can be read without waiting."""
+        return self._arrival is None or bool(self._arrival.query())
+
+    def read(self) -> NDArray[np.float64]:
+        """The numbers; waits for the device if it has not sent them yet."""
+        if self._arrival is not None:
+            self._arrival.synchronize()
+        return self._numbers if isinstance(self._numbers, np.ndarray) else self._numbers.numpy()

@@ -8,7 +8,7 @@ a matrix of one row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -31,13 +31,14 @@ _Item = tuple[tuple[int, ...], float, Matrices]  # a row of a loop's ``work``, t
 
 
 class _Pass:
-    """Collects three tensors at a time, then adds inner products of their rows to a table.
+    """Collects three tensors at a time, then writes inner products of their rows into a table.
 
     Args:
         sums: (rows, products), float64; on the device of the tensors, or in main memory.
     """
 
     _loop: str  # name of the compiled loop in `equilibria.tensors._product_loops`
+    _columns: tuple[tuple[int, ...], tuple[int, ...]]  # that are written: with a third tensor, and without
 
     def __init__(self, sums: Tensor) -> None:
         self._sums, self._room = sums, len(sums)
@@ -46,7 +47,7 @@ class _Pass:
 
     @staticmethod
     def _by_torch(matrices: Matrices, shrink: float, out: Tensor) -> None:
-        """Do the same as the compiled loop with three matrices, their shrink and their rows of the table."""
+        """Add the products of three matrices, as the compiled loop forms them, to rows of a table."""
         raise NotImplementedError
 
     def _add(self, row: int, tensors: Matrices, rows: int | None, shrink: float, refresh: bool) -> None:
@@ -85,7 +86,9 @@ class _Pass:
         if self._device_items:
             for item in _launched(self._loop, self._device_items, self._sums):
                 matrices: Any = tuple(None if x is None else x.reshape(item.rows, -1) for x in item.tensors)
-                self._by_torch(matrices, item.shrink, self._sums[item.row : item.row + item.rows])
+                total = self._sums.new_zeros(item.rows, 6)
+                self._by_torch(matrices, item.shrink, total)
+                self._write(item.row, total, matrices)
                 if item.refresh:
                     item.tensors[0].copy_(item.tensors[1])
         if not self._items:
@@ -103,25 +106,32 @@ class _Pass:
     def _run_converted(self, loops: ModuleType | None, items: list[_Item]) -> None:
         """Convert stretches to float64, for a compiled loop or for torch."""
         for (*_, count, columns, row, refresh), shrink, tensors in items:
+            total = self._sums.new_zeros(count, 6)
             for part in _stretches(tensors, count, columns):
                 if loops is None:
-                    self._by_torch(part, shrink, self._sums[row : row + count])
+                    self._by_torch(part, shrink, total)
                 else:
-                    converted = type(self)(self._sums)
-                    converted._add(row, part, None, shrink, False)
+                    converted = type(self)(torch.zeros_like(total))
+                    converted._add(0, part, None, shrink, False)
                     converted.run()
+                    total += converted._sums
+            self._write(row, total, tensors)
             if refresh:
                 tensors[0].copy_(tensors[1])
 
+    def _write(self, row: int, total: Tensor, tensors: Matrices) -> None:
+        columns = list(self._columns[tensors[2] is None])
+        self._sums[row : row + len(total), columns] = total[:, columns]
+
 
 class ProductsPass(_Pass):
-    """Collects weights, gradients and momentum buffers, then adds ww, wg, gg, wv, gv, vv of each to a table.
+    """Collects weights, gradients and momentum buffers, then writes ww, wg, gg, wv, gv, vv of each into a table.
 
     Args:
         sums: (rows, at least 6), float64; on the device of the tensors, or in main memory.
 
     Example:
-        >>> sums = torch.zeros(1, 6, dtype=torch.float64)
+        >>> sums = torch.empty(1, 6, dtype=torch.float64)
         >>> one_pass = ProductsPass(sums)
         >>> one_pass.add(0, torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]]), None)
         >>> one_pass.run()
@@ -130,13 +140,14 @@ class ProductsPass(_Pass):
     """
 
     _loop = "sum_products"
+    _columns = (0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 4, 5)
 
     def add(
         self, row: int, weight: Tensor, gradient: Tensor, buffer: Tensor | None, *, rows: int | None = None
     ) -> None:
         """Add three contiguous tensors of one shape; their sums go to the rows from ``row`` on.
 
-        Without a buffer nothing is added to the last three columns.
+        Without a buffer the last three are 0.
 
         Args:
             row: the first row.
@@ -153,7 +164,7 @@ class ProductsPass(_Pass):
 
 
 class MovesPass(_Pass):
-    """Collects weights before and after a step and gradients, then adds ww, wg, gg, we, ee of each to a table.
+    """Collects weights before and after a step and gradients, then writes ww, wg, gg, we, ee of each into a table.
 
     The step has moved a weight by e - shrink w.
 
@@ -161,7 +172,7 @@ class MovesPass(_Pass):
         sums: (rows, at least 5), float64; on the device of the tensors, or in main memory.
 
     Example:
-        >>> w, sums = torch.tensor([[1.0, 0.0]]), torch.zeros(1, 5, dtype=torch.float64)
+        >>> w, sums = torch.tensor([[1.0, 0.0]]), torch.empty(1, 5, dtype=torch.float64)
         >>> one_pass = MovesPass(sums)
         >>> one_pass.add(0, w, torch.tensor([[0.5, 0.5]]), None, shrink=0.5, refresh=True)
         >>> one_pass.run()
@@ -170,6 +181,7 @@ class MovesPass(_Pass):
     """
 
     _loop = "sum_moves"
+    _columns = (0, 1, 2, 3, 4), (0, 3, 4)
 
     def add(
         self,
@@ -188,7 +200,7 @@ class MovesPass(_Pass):
             row: the first row.
             before: the weight before the step.
             after: the weight after it.
-            gradient: None if it is known already: then nothing is added to wg and gg.
+            gradient: None if it is known already: then wg and gg stay as they are.
             shrink: share of the weight that decay removed.
             refresh: whether ``before`` becomes ``after`` in the same pass.
             rows: into how many equal rows the numbers of each tensor fall; None for the length of its first axis.
@@ -220,17 +232,28 @@ class CopyPass:
 
     def run(self) -> None:
         """Copy all of them."""
-        together = [
+        if items := self.for_kernels():
+            left = {id(item) for item in _launched("copy", items, None)}
+            self.leave_out([item for item in items if id(item) not in left])
+        for to, source in self._pairs:
+            to.copy_(source)
+        self._pairs = []
+
+    def for_kernels(self) -> list[DeviceItem]:
+        """The pairs that a kernel may copy number by number, on the device of the first of them."""
+        pairs = [
             pair
             for pair in self._pairs
             if device_queue.is_on_device(pair[0]) and is_dense(pair[0]) and pair[0].stride() == pair[1].stride()
         ]
-        items = [DeviceItem((to, source, None), 1, 0, 0.0, False) for to, source in together]
-        left = {id(item.tensors[0]) for item in _launched("copy", items, None)}
-        copied = {id(to) for to, _ in together} - left
-        for to, source in self._pairs:
-            if id(to) not in copied:
-                to.copy_(source)
+        return [
+            DeviceItem((to, source, None), 1, 0, 0.0, False) for to, source in pairs if to.device == pairs[0][0].device
+        ]
+
+    def leave_out(self, items: Sequence[DeviceItem]) -> None:
+        """Forget pairs that a kernel has copied."""
+        copied = {id(item.tensors[0]) for item in items}
+        self._pairs = [pair for pair in self._pairs if id(pair[0]) not in copied]
 
 
 def products_of(first: Tensor, second: Tensor) -> tuple[float, float, float]:
@@ -240,7 +263,7 @@ def products_of(first: Tensor, second: Tensor) -> tuple[float, float, float]:
         >>> products_of(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 0.0]))
         (25.0, 3.0, 1.0)
     """
-    sums = torch.zeros(1, 6, dtype=torch.float64, device=first.device)
+    sums = torch.empty(1, 6, dtype=torch.float64, device=first.device)
     one_pass = ProductsPass(sums)
     one_pass.add(0, first.contiguous().unsqueeze(0), second.contiguous().unsqueeze(0), None)
     one_pass.run()
@@ -256,7 +279,7 @@ def moved_products(before: Tensor, after: Tensor) -> tuple[float, float, float]:
         >>> moved_products(w, torch.tensor([1.0, 0.5])), w
         ((1.0, 0.0, 0.25), tensor([1.0000, 0.5000]))
     """
-    sums = torch.zeros(1, 5, dtype=torch.float64, device=before.device)
+    sums = torch.empty(1, 5, dtype=torch.float64, device=before.device)
     one_pass = MovesPass(sums)
     one_pass.add(0, before.unsqueeze(0), after.contiguous().unsqueeze(0), None, shrink=0.0, refresh=True)
     one_pass.run()
@@ -332,40 +355,57 @@ def _launched(kernel: str, items: list[DeviceItem], sums: Tensor | None) -> list
     kernels = kernels_for(device)
     if kernels is None:
         return items
-    readable: list[DeviceItem] = []
-    others: list[DeviceItem] = []
-    for item in items:
-        tensors = [tensor for tensor in item.tensors if tensor is not None]
-        is_readable = all(
-            type(tensor) in PLAIN and tensor.dtype in kernels.KINDS and tensor.device == device for tensor in tensors
-        )
-        (readable if is_readable else others).append(item)
-    try:
-        if readable:
-            kernels.launch(kernel, readable, sums)
-    except Exception as error:  # no C compiler for triton's launcher, a GPU that it does not know
-        _say_that_kernels_fail(described(error))
+    readable = [item for item in items if can_be_read(kernels, item.tensors, device)]
+    others = [item for item in items if not can_be_read(kernels, item.tensors, device)]
+    if readable and not succeeds(lambda: kernels.launch(kernel, readable, sums)):
         return items
     return others
 
 
-@cache
 def kernels_for(device: torch.device) -> ModuleType | None:
-    """The kernels for a device; None without triton, which comes with torch for CUDA and ROCm."""
-    if not device_queue.has_queue(device):
-        return None
+    """The kernels for a device; None without triton, which comes with torch for CUDA and ROCm, or if they failed."""
+    return None if _failures or not device_queue.has_queue(device) else _kernels()
+
+
+def can_be_read(kernels: ModuleType, tensors: Sequence[Tensor | None], device: torch.device) -> bool:
+    """Whether kernels on a device can read these tensors."""
+    return all(
+        tensor is None
+        or (
+            type(tensor) in PLAIN
+            and tensor.dtype in kernels.KINDS
+            and tensor.device == device
+            and tensor.layout == torch.strided
+            and not tensor.is_neg()
+        )
+        for tensor in tensors
+    )
+
+
+def succeeds(launch: Callable[[], None]) -> bool:
+    """Launch kernels; False, with one warning, if that fails: then torch does all work from now on."""
+    try:
+        launch()
+    except Exception as error:  # no C compiler for triton's launcher, a GPU that it does not know
+        _failures.append(described(error))
+        warn_in_training(
+            "triton cannot run our kernels, so torch measures the weights, with many more launches: " + _failures[0],
+            UserWarning,
+        )
+        return False
+    return True
+
+
+_failures: list[str] = []  # of the kernels
+
+
+@cache
+def _kernels() -> ModuleType | None:
     try:
         from equilibria.tensors import _product_kernels
     except ImportError:
         return None
     return _product_kernels
-
-
-@cache
-def _say_that_kernels_fail(reason: str) -> None:
-    warn_in_training(
-        f"triton cannot run our kernels, so torch measures the weights, with many more launches: {reason}", UserWarning
-    )
 
 
 # ---- by torch: on a device, or on stretches in main memory

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equilibria.errors import EquilibriaError
-
 PLAIN = (Tensor, torch.nn.Parameter)  # their numbers are where data_ptr() says
 
 
@@ -38,6 +36,15 @@ def as_real(tensor: Tensor) -> Tensor:
 def is_sharded(tensor: object) -> bool:
     """Whether this is a DTensor; by its methods, because importing the class costs as much as a training step."""
     return type(tensor) not in PLAIN and hasattr(tensor, "to_local") and hasattr(tensor, "placements")
+
+
+def sharded_axes(tensor: Any) -> dict[int, int]:
+    """By the axes of a DTensor's mesh along which it is sharded, the axis of the tensor; none for other tensors.
+
+    FSDP2 over tensor parallelism shards an axis with strides, by a placement that torch does not call a shard.
+    """
+    placements = tensor.placements if is_sharded(tensor) else ()
+    return {axis: one.dim for axis, one in enumerate(placements) if not (one.is_replicate() or one.is_partial())}
 
 
 def flat(tensor: Tensor, *, like: Tensor | None = None) -> Tensor:
@@ -119,29 +126,12 @@ def row_axis_of(module: torch.nn.Module) -> int:
     return 1 if isinstance(module, torch.nn.modules.conv._ConvTransposeNd) else 0
 
 
-def has_whole_rows(tensor: Tensor, *, axis: int) -> bool:
-    """Whether no row, numbered by an axis, is split over several processes."""
-    dtensor: Any = tensor
-    return not is_sharded(tensor) or not any(p.is_shard() and p.dim != axis for p in dtensor.placements)
-
-
 def first_local_row(tensor: Tensor, *, axis: int) -> int:
-    """Index of the first row on this process.
-
-    Raises:
-        EquilibriaError: if the rows themselves are sharded.
-    """
+    """Index of the first row on this process, which may hold a part of every row only."""
     if not is_sharded(tensor):
         return 0
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     dtensor: Any = tensor
-    for placement in dtensor.placements:
-        if placement.is_shard() and placement.dim != axis:
-            raise EquilibriaError(
-                f"got granularity='row' for a tensor sharded along axis {placement.dim}, which splits its rows (axis "
-                f"{axis}); expected rows that are whole on one process: use granularity='tensor'",
-                argument="granularity",
-            )
     _, offset = compute_local_shape_and_global_offset(dtensor.shape, dtensor.device_mesh, dtensor.placements)
     return int(offset[axis])

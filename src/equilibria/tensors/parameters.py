@@ -15,11 +15,13 @@ from torch.nn.parameter import is_lazy
 
 from equilibria.errors import EquilibriaError, one_of
 from equilibria.optimizers.copies import rule_groups
-from equilibria.tensors.layout import first_local_row, has_whole_rows, row_axis_of
+from equilibria.tensors.layout import first_local_row, local, row_axis_of
 
 Select: TypeAlias = Callable[[str, Tensor], bool] | Iterable[str]
 Unit: TypeAlias = Literal["tensor", "row"]
 Granularity: TypeAlias = Unit | Mapping[str, Unit]
+
+HALVES = (torch.bfloat16, torch.float16)
 
 _LARGEST_STACK = 64  # matrices of a stack that are watched one by one unasked
 
@@ -41,6 +43,7 @@ class Watched:
         has_bias: whether its module also has a bias.
         how: how it is invariant according to `symmetries`, in words; None without `symmetries`.
         invariant: for every unit, whether `symmetries` says that it is invariant by itself; None if unknown.
+        master: the float32 tensor that the optimizer moves and then rounds to the parameter; None if there is none.
     """
 
     name: str
@@ -55,6 +58,12 @@ class Watched:
     has_bias: bool = False
     how: str | None = None
     invariant: tuple[bool, ...] | None = None
+    master: Tensor | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        """What the optimizer moves: the master, or the parameter itself."""
+        return self.param if self.master is None else self.master
 
     @property
     def unit_names(self) -> list[str]:
@@ -112,6 +121,9 @@ def find_watched(
     names, axes, kernels = names_of(model), row_axes(model), _kernels(model)
     every_name = {name for all_names in names.values() for name in all_names}
     trained = list(_trained(optimizers))
+    twins = _twins(model, trained)
+    for copied, twin in twins.items():
+        names[copied] = names[id(twin)]
     _check_known(trained, names)
     called = [names.get(id(param)) or (f"optimizer{opt}.group{group}.{index}",) for opt, group, index, param in trained]
     wanted = selection(select, [name for all_names in called for name in all_names])
@@ -119,8 +131,9 @@ def find_watched(
     taken: set[int] = set()
     for (opt, group, _, param), all_names in zip(trained, called, strict=True):
         if param.requires_grad and any(wanted(name, param) for name in all_names):
-            unit, row_axis = _unit_of(all_names, granularity), axes.get(id(param), 0)
-            is_split = param.ndim >= 2 if unit == "row" else unit is None and _is_stack(param, id(param) in kernels)
+            own = id(twins.get(id(param), param))
+            unit, row_axis = _unit_of(all_names, granularity), axes.get(own, 0)
+            is_split = param.ndim >= 2 if unit == "row" else unit is None and _is_stack(param, own in kernels)
             axis = row_axis if is_split else None
             # Two optimizers may share a tensor, but samples must not share a name.
             twice = id(param) in taken
@@ -165,13 +178,7 @@ def _unit_of(names: Sequence[str], granularity: Granularity) -> Unit | None:
 
 def _is_stack(param: Tensor, is_kernel: bool) -> bool:
     """Whether a parameter holds several matrices, such as the experts of a layer."""
-    return (
-        param.ndim == 3
-        and not is_kernel
-        and 2 <= param.shape[0] <= _LARGEST_STACK
-        and min(param.shape[1:]) >= 2
-        and has_whole_rows(param, axis=0)
-    )
+    return param.ndim == 3 and not is_kernel and 2 <= param.shape[0] <= _LARGEST_STACK and min(param.shape[1:]) >= 2
 
 
 def _kernels(model: nn.Module) -> set[int]:
@@ -204,6 +211,22 @@ def _trained(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[int,
         for number, group in enumerate(rule_groups(optimizer)):
             for index, param in enumerate(group["params"]):
                 yield opt, number, index, param
+
+
+def _twins(model: nn.Module, trained: Sequence[tuple[int, int, int, Tensor]]) -> dict[int, Tensor]:
+    """By the id of a float32 tensor that an optimizer trains, the 16-bit parameter of the model that it rounds to."""
+    stepped = {id(param) for *_, param in trained}
+    halves = [param for param in model.parameters() if param.dtype in HALVES and id(param) not in stepped]
+    own, twins = {id(param) for param in model.parameters()}, dict[int, Tensor]()
+    for *_, param in trained if halves else ():
+        if param.dtype is torch.float32 and id(param) not in own:
+            place = next((k for k, half in enumerate(halves) if _rounds_to(param, half)), None)
+            twins |= {} if place is None else {id(param): halves.pop(place)}
+    return twins
+
+
+def _rounds_to(tensor: Tensor, half: Tensor) -> bool:
+    return tensor.shape == half.shape and torch.equal(local(tensor).to(half.dtype), local(half))
 
 
 def names_of(model: nn.Module) -> dict[int, tuple[str, ...]]:

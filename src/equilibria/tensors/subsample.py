@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equilibria.tensors import device_queue
-from equilibria.tensors.inner_products import kernels_for
+from equilibria.tensors.device_queue import sent_to_device
+from equilibria.tensors.inner_products import CopyPass, can_be_read, kernels_for, succeeds
 from equilibria.tensors.layout import PLAIN, as_real, is_sharded, local
 from equilibria.tensors.parameters import Watched
 
@@ -44,7 +45,7 @@ class Subsample:
     """
 
     def __init__(self, watched: Sequence[Watched]) -> None:
-        self._params = [layer.param for layer in watched]
+        self._params = [layer.weight for layer in watched]
         self.tensors = [index for index, param in enumerate(self._params) if _is_readable(param)]
         begins = np.cumsum([0, *(layer.units for layer in watched)])
         self._entries = {index: _Entries(watched[index]) for index in self.tensors}
@@ -64,7 +65,15 @@ class Subsample:
         edges = np.cumsum([0, *(unit * count for unit, count in zip(units, counts, strict=True))]).tolist()
         self._slices = {index: slice(*edges[place : place + 2]) for place, index in enumerate(self.tensors)}
         self._size = edges[-1]
-        self._places: dict[tuple[tuple[int, ...], ...], tuple[Tensor, Tensor]] = {}  # by the strides of all tensors
+        # For the kernel: tensor, first coordinate and number of coordinates of every unit; by strides of all tensors,
+        # the places of all coordinates in memory.
+        self._unit_table: Tensor | None = None
+        self._places: dict[tuple[tuple[int, ...], ...], Tensor] = {}
+        self._bounds = np.stack([np.repeat(np.arange(len(units)), units), self._starts, per_unit], axis=1)
+
+    def coordinates(self, index: int, tensor: Tensor) -> Tensor | NDArray[Any]:
+        """The coordinates of one of ``watched``, by its index, in any tensor of its shape."""
+        return self._entries[index].of(tensor)
 
     def slice_of(self, tensor: int) -> slice:
         """The part of a vector that holds the coordinates of a tensor."""
@@ -73,8 +82,6 @@ class Subsample:
     def weights(self) -> Vector:
         """The present weights."""
         out: Vector = self._empty()
-        if self._gathered(out, self._params):
-            return out
         for index, where in self._slices.items():
             param, entries = self._params[index], self._entries[index]
             if isinstance(out, np.ndarray) and entries.reads_in_place(param):
@@ -86,41 +93,92 @@ class Subsample:
     def of(self, tensors: Sequence[Tensor | None]) -> Vector:
         """The same coordinates of other tensors of the same shapes, one for each of ``watched``; NaN where None."""
         out: Vector = self._empty()
-        if self._gathered(out, tensors):
-            return out
         for index, where in self._slices.items():
             tensor = tensors[index]
             out[where] = math.nan if tensor is None else _like(out, self._entries[index].of(tensor))
         return out
 
-    def _gathered(self, out: Vector, tensors: Sequence[Tensor | None]) -> bool:
-        """Whether one kernel has read the coordinates of all tensors: on a GPU, of tensors in their plain form."""
-        kernels = None if isinstance(out, np.ndarray) else kernels_for(out.device)
-        if kernels is None or isinstance(out, np.ndarray):
-            return False
-        wanted = [tensors[index] for index in self.tensors]
-        plain = [
-            tensor
-            for tensor in wanted
-            if tensor is not None
-            and type(tensor) in PLAIN
-            and tensor.dtype in kernels.KINDS
-            and tensor.device == out.device
-        ]
-        if len(plain) < len(wanted) or any(tensor.is_neg() for tensor in plain):
-            return False
-        strides = tuple(tensor.stride() for tensor in plain)
+    def look(
+        self,
+        references: Sequence[Vector] = (),
+        *,
+        before: Vector | None = None,
+        gradients: Sequence[Tensor | None] | None = None,
+        second: Sequence[Tensor | None] | None = None,
+        copies: CopyPass | None = None,
+    ) -> tuple[Vector, Vector]:
+        """The present weights, and sums over the coordinates of every unit; on a GPU one kernel forms all of it.
+
+        Args:
+            references: earlier weights.
+            before: the weights before the last step; None if they are unknown.
+            gradients: of the coming step, one for each of ``watched``; None where one is unknown.
+            second: Adam's second moments v; None where there is none.
+            copies: are made in the same pass as far as a kernel can; the others are left in it.
+
+        Returns:
+            The weights w, and one column each: <a, a>, <a, e> and <e, e> for every reference a and the move e from it,
+            <g, w - w before> and <g, g/sqrt(v)>; NaN where something is unknown.
+        """
+        copies = CopyPass() if copies is None else copies
+        table = self._by_kernel(out := self._empty(), references, before, gradients, second, copies)
+        if table is not None:
+            return out, table
+        weights = self.weights()
+        columns: list[Any] = []
+        for reference in references:
+            move = weights - reference
+            pairs = (reference, reference), (reference, move), (move, move)
+            columns += [self.sums(first * second) for first, second in pairs]
+        columns += self._pull(weights, before, gradients, second)
+        is_numpy = isinstance(weights, np.ndarray)
+        return weights, np.stack(columns, axis=1) if is_numpy else torch.stack(columns, dim=1)
+
+    def _pull(self, weights: Any, before: Any, gradients: Any, second: Any) -> tuple[Vector, Vector]:
+        unknown = np.full(len(self.rows), math.nan)
+        moved: Any = unknown if isinstance(weights, np.ndarray) else torch.as_tensor(unknown).to(weights)
+        if gradients is None:
+            return moved, moved
+        slope, scaled = self.of(gradients), moved
+        if before is not None:
+            moved = self.sums(slope * (weights - before))
+        if second is not None and any(moment is not None for moment in second):
+            root: Any = self.of(second) ** 0.5
+            root[root == 0] = math.inf  # a coordinate that never had a gradient
+            scaled = self.sums(slope * slope / root)
+        return moved, scaled
+
+    def _by_kernel(
+        self, now: Any, references: Any, before: Any, gradients: Any, second: Any, copies: CopyPass
+    ) -> Tensor | None:
+        """The table of `look`; None where no kernel can form it: in main memory, and of tensors in unusual forms."""
+        kernels = None if self._by_numpy else kernels_for(now.device)
+        if kernels is None or len(references) > kernels.REFERENCES or not self.tensors:
+            return None
+        unknown = [None] * len(self._params)
+        columns: Any = self._params, gradients or unknown, second or unknown
+        roles = [[column[index] for index in self.tensors] for column in columns]
+        if not all(can_be_read(kernels, role, now.device) for role in roles):
+            return None
+        if self._unit_table is None:
+            self._unit_table = sent_to_device(self._bounds, now.device)
+        units, places = self._unit_table, [self._places_of(role) for role in roles]
+        table: Tensor = now.new_empty(len(self.rows), 3 * len(references) + 2)
+        tensors = list(zip(*roles, strict=True))
+        items = [item for item in copies.for_kernels() if can_be_read(kernels, item.tensors, now.device)]
+        if not succeeds(lambda: kernels.look(tensors, units, places, now, references, before, table, items)):
+            return None
+        copies.leave_out(items)
+        return table
+
+    def _places_of(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """The places of all coordinates in the memory of these tensors, on the device."""
+        owns = [self._params[index] if own is None else own for index, own in zip(self.tensors, tensors, strict=True)]
+        strides = tuple(own.stride() for own in owns)
         if strides not in self._places:
-            offsets = [
-                self._entries[index].offsets_of(tensor) for index, tensor in zip(self.tensors, plain, strict=True)
-            ]
-            items = np.repeat(np.arange(len(plain)), [len(part) for part in offsets])
-            self._places[strides] = (
-                torch.from_numpy(items).to(out.device),
-                torch.from_numpy(np.concatenate(offsets)).to(out.device),
-            )
-        kernels.gather(plain, *self._places[strides], out)
-        return True
+            offsets = [self._entries[index].offsets_of(own) for index, own in zip(self.tensors, owns, strict=True)]
+            self._places[strides] = sent_to_device(np.concatenate(offsets), self._device)
+        return self._places[strides]
 
     def sums(self, values: Vector) -> Vector:
         """The sum over the coordinates of every unit."""
@@ -151,8 +209,8 @@ class _Entries:
     """
 
     def __init__(self, layer: Watched) -> None:
-        shape = as_real(layer.param.detach()).shape
-        draw = np.random.default_rng([zlib.crc32(layer.name.encode()), layer.param.numel()])
+        shape = as_real(layer.weight.detach()).shape
+        draw = np.random.default_rng([zlib.crc32(layer.name.encode()), layer.weight.numel()])
         self.units = layer.units
         entries = math.prod(shape) // self.units
         self.count = min(entries, _PER_TENSOR if layer.axis is None else max(_PER_ROW, _PER_TENSOR // self.units))
