@@ -161,6 +161,19 @@ def test_a_frozen_layer_and_a_number_format_are_causes():
     assert [each.name for each in rounded.settings] == ["number format"]
 
 
+def test_a_layer_that_dies_counts_as_a_hundredth_and_one_that_never_turns_as_frozen():
+    a, b = evolved_run(SGDM), evolved_run(SGDM, seed=1)
+    place, dead = b.table.column_names.index("angle"), [name == LAYERS[2] for name in b.table["param"].to_pylist()]
+    angle, step = b.table["angle"].to_numpy(), b.table["step"].to_numpy()
+    for since, names in ((300, ["alignment"]), (0, ["frozen"])):
+        zeros = np.where(np.array(dead) & (step >= since), 0.0, angle)
+        b.table = b.table.set_column(place, b.table.schema.field("angle"), [zeros])
+        result = eq.explain(a, b)
+        assert [each.name for each in result.causes] == names
+        assert all(math.isfinite(math.log(layer.travelled)) for layer in result.layers)
+        assert str(result)
+
+
 def test_clipping_is_recognised_by_one_length():
     run = evolved_run(SGDM)
     assert clipped_at(sampled_run(run.table, metadata=run.metadata)) is None
