@@ -25,10 +25,10 @@ Limits: 90 % of the planted pairs, and no claim in a pair without a difference (
 pairs). Networks, plants, seeds and limits were fixed before the judged run (seeds 0 to 3); thresholds were tuned on
 seeds 500 to 502 (800 steps of ``bn`` and ``ln``).
 
-The first judged run claimed ``alignment`` of one pair of ``gpt`` without a difference (seeds 2 and 3: 0.061 of all layers
-together, limit 0.06). That limit was raised to 0.09, which can only remove claims, and what it can touch was judged
-again with fresh seeds (30 to 32): the pairs of ``gpt`` without a difference, and three of the plants that no setting
-records. The tables before are those of the first run.
+The first judged run claimed ``alignment`` of one pair of ``gpt`` without a difference (seeds 2 and 3: 0.061 of all
+layers together, limit 0.06). That limit was raised to 0.09, which can only remove claims, and what it can touch was
+judged again with fresh seeds (30 to 32): the pairs of ``gpt`` without a difference, and three of the plants that no
+setting records. The other tables are those of the first run.
 
 Replay: B has the weight decay of its normalised layers x16 (``bn``, SGD), or their lr / 10 (``ln``, AdamW), and else
 the seed and settings of A. The `AngularSchedule` call that `explain` prints, pasted into B's script, gives B the angles
