@@ -90,7 +90,10 @@ def test_the_planted_cause_is_first_and_explains_all(rule, cause):
     assert [each.name for each in others] in ([], ["alignment"])
     assert all(each.size < 0.2 * only.size for each in others)
     ratio = math.exp(np.mean([math.log(layer.travelled) for layer in result.layers]))
-    assert math.prod(each.travelled for each in result.causes) == pytest.approx(ratio, rel=0.03)  # 300 angles, twice
+    # The scatter of 300 angles, twice; and a tenth for the momentum that builds up (alignment, claimed or not).
+    cold = 0.1 * abs(math.log(ratio)) if cause == "start norm" else 0.0
+    left = math.log(ratio) - sum(math.log(each.travelled) for each in result.causes)
+    assert abs(left) < 0.03 + cold
     for layer in result.layers:
         assert abs(math.log(layer.unexplained)) < 0.02
         product = math.prod(layer.parts.values()) * layer.unexplained
@@ -159,6 +162,19 @@ def test_a_frozen_layer_and_a_number_format_are_causes():
     rounded = eq.explain(a, evolved_run(SGDM, seed=1, dtype="bfloat16"))
     assert rounded.causes == ()  # no effect, no claim
     assert [each.name for each in rounded.settings] == ["number format"]
+
+
+def test_a_layer_that_dies_counts_as_a_hundredth_and_one_that_never_turns_as_frozen():
+    a, b = evolved_run(SGDM), evolved_run(SGDM, seed=1)
+    place, dead = b.table.column_names.index("angle"), [name == LAYERS[2] for name in b.table["param"].to_pylist()]
+    angle, step = b.table["angle"].to_numpy(), b.table["step"].to_numpy()
+    for since, names in ((300, ["alignment"]), (0, ["frozen"])):
+        zeros = np.where(np.array(dead) & (step >= since), 0.0, angle)
+        b.table = b.table.set_column(place, b.table.schema.field("angle"), [zeros])
+        result = eq.explain(a, b)
+        assert [each.name for each in result.causes] == names
+        assert all(math.isfinite(math.log(layer.travelled)) for layer in result.layers)
+        assert str(result)
 
 
 def test_clipping_is_recognised_by_one_length():

@@ -31,7 +31,7 @@ _WINDOWS = 16  # over whose means the size of a cause is measured
 _SCATTERS = 1.2  # times the scatter within the runs that a measured cause must exceed
 # Root mean square of a logarithm from which a cause is claimed. 1.5 times what another seed did to a layer in trials,
 # scale-invariant or not; what it did to all layers together; the least of any measured cause, and of a setting.
-_FLOOR_OF_INVARIANT, _FLOOR, _LEAST_COMMON = 0.075, 0.2, 0.06
+_FLOOR_OF_INVARIANT, _FLOOR, _LEAST_COMMON = 0.075, 0.2, 0.09
 _LEAST_MEASURED, _LEAST_SET = 0.05, 0.01
 _INITIAL = 5.0  # standard deviations of a random initial norm
 _AT_REST = math.log(10)  # what a layer counts that turns in one run only: its logarithm is infinite

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.comparing._inputs import Inputs, filled, powers, read_inputs, stretch_edges
-from equilibria.comparing._replay import Replay, coalitions, replay, shapley
+from equilibria.comparing._replay import Replay, coalitions, least_angle, replay, shapley
 from equilibria.diagnosis.run import SampledRun
 from equilibria.theory._reals import Array
 
@@ -72,14 +72,14 @@ def differences(a: SampledRun, b: SampledRun, names: Sequence[str], *, same_opti
     played = replay(first, second, causes=causes, chosen=coalitions(len(causes)), steps=steps, power=power)
     with np.errstate(divide="ignore", invalid="ignore"):
         measured = np.log(raw[0].angle * raw[0].taken) - np.log(raw[1].angle * raw[1].taken)
-        sums = [(run.angle * run.taken * steps[:, np.newaxis]).sum(axis=0) for run in (first, second)]
-        travelled = np.log(sums[0]) - np.log(sums[1])
+    least = least_angle(first, second)
+    sums = [(np.maximum(run.angle * run.taken, least) * steps[:, np.newaxis]).sum(axis=0) for run in (first, second)]
     return Differences(
         names=tuple(names),
         edges=edges,
         causes=tuple(causes),
         measured=measured,
-        travelled=travelled,
+        travelled=np.log(sums[0]) - np.log(sums[1]),
         angle_parts=shapley(played.angle),
         travelled_parts=shapley(played.travelled),
         inputs=(first, second),

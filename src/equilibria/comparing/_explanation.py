@@ -258,7 +258,7 @@ def _common(a: SampledRun, b: SampledRun) -> tuple[list[str], list[str]]:
 
 
 def _turns(run: SampledRun, name: str) -> bool:
-    return bool(run.taken.counts[run.taken.names.index(name)] > 0)
+    return bool((run.taken.of(run.taken.names.index(name))["angle"] > 0).any())
 
 
 def _frozen(a: SampledRun, b: SampledRun) -> dict[str, tuple[bool, bool]]:

@@ -40,6 +40,11 @@ def coalitions(count: int) -> NDArray[np.bool_]:
     return np.asarray((np.arange(2**count)[:, np.newaxis] >> np.arange(count)) % 2 == 1)
 
 
+def least_angle(a: Inputs, b: Inputs) -> Array:
+    """The angle of each layer below which a logarithm counts as that of this angle."""
+    return np.asarray(np.maximum(_LEAST * np.maximum(a.angle.max(axis=0), b.angle.max(axis=0)), 1e-300))
+
+
 def replay(
     a: Inputs, b: Inputs, *, causes: Mapping[str, Sequence[str]], chosen: NDArray[np.bool_], steps: Array, power: Array
 ) -> Replay:
@@ -60,8 +65,7 @@ def replay(
     state = np.exp(power * np.where(switch["start"], a.start, b.start))
     angles = np.empty((len(chosen), len(steps), len(power)))
     moved = np.zeros((len(chosen), len(power)))
-    least = _LEAST * np.maximum(np.nan_to_num(a.angle).max(axis=0), np.nan_to_num(b.angle).max(axis=0))
-    least = np.maximum(least, 1e-300)
+    least = least_angle(a, b)
     for row, count in enumerate(steps.tolist()):
         now = {
             name: np.where(switch[name], getattr(a, name)[row], getattr(b, name)[row])
