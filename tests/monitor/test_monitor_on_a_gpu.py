@@ -89,8 +89,8 @@ def other_layout(param):
 def test_the_samples_are_those_of_main_memory(as_on_a_gpu, name, every, trouble):
     expected, _ = samples(OPTIMIZERS[name], every, trouble)
     found, launches = samples(OPTIMIZERS[name], every, trouble, as_on_a_gpu())
-    # 3; 2 more because SGD's bfloat16 weights are compared and its others are not; 2 where predictions start again
-    assert max(launches[1:]) <= (3 if name == "AdamW" else 7)
+    # 3, and 2 where predictions start again; 2 because SGD's bfloat16 weights are compared and its others are not
+    assert max(launches[1:]) <= (5 if name == "AdamW" else 7)
     for row, slow in zip(found, expected, strict=True):
         assert [row[key] for key in ("step", "param", "note")] == [slow[key] for key in ("step", "param", "note")]
         for key in ("norm", "grad_norm", "update_norm", "angle", "pull", "scaled_grad_sq", "update_intended"):
