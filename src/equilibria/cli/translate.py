@@ -265,8 +265,11 @@ def _breaking(scaling: BatchScaling) -> str:
     lows = [low for low, _ in intervals if low is not None]
     less = f"{percent(_LOST)} less, against the scaled step that replaces them, than independent gradients would"
     if not known:
-        earlier = f"; 90 % intervals of {counted(len(lows), 'layer')} begin before, from x {min(lows):,} on" if lows else ""
-        return f"up to a batch x {2 * scaling.longest:,}, the present steps turn no layer {less}{earlier}"
+        held = f"up to a batch x {2 * scaling.longest:,}, the present steps turn no layer {less}"
+        begin = (
+            f"; 90 % intervals of {counted(len(lows), 'layer')} begin before, from x {min(lows):,} on" if lows else ""
+        )
+        return held + begin
     of = "" if len(known) == len(scaling.layers) else f", for {len(known)} of {len(scaling.layers)} layers"
     ends = [high for low, high in intervals if low is not None]
     end = f"x {max(filter(None, ends)):,}" if all(ends) and ends else "beyond what was measured"

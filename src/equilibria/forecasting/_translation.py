@@ -56,8 +56,8 @@ class LayerScaling:
         breaks_at: factor of the batch size from which on ``kept`` is 0.9 or less: the present steps turn the layer 10 %
             less against the scaled step than independent gradients would. None if that is beyond twice the longest
             measured distance.
-        breaks_between: ends of its 90 % interval, where ``kept`` less and plus 1.64 standard errors are 0.9. None for an
-            end beyond twice the longest measured distance, and without the interval where ``error`` is NaN.
+        breaks_between: ends of its 90 % interval: where ``kept`` less 1.64 standard errors, and plus them, is 0.9; None
+            for an end beyond twice the longest measured distance. None without standard errors.
     """
 
     name: str
