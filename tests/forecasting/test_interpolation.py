@@ -136,8 +136,8 @@ def test_a_rise_ends_and_a_fall_goes_on_as_the_law_says():
     cohort = read_layers(Walk(layers=2).run(np.full(300, 0.1))).cohorts[0]
     plain = fit(cohort)
     steps = 3_000
-    slope = dict(power=np.zeros(2), drift=np.array([0.8, -0.8]), reference=np.full(2, -30.0))
-    fitted = dataclasses.replace(plain, **slope, clock=np.full(2, 300.0))
+    drift, far_below, clock = np.array([0.8, -0.8]), np.full(2, -30.0), np.full(2, 300.0)
+    fitted = dataclasses.replace(plain, power=np.zeros(2), drift=drift, reference=far_below, clock=clock)
     course = GroupSchedule(300, np.full(steps, 0.1), np.full(steps, 5e-3), np.ones(steps), 1.0)
     paths = integrate(cohort, fitted, course, shown=np.array([300, 1500, steps - 1]), central=True)
     change = paths.log_unit_grad_sq[:, :, 0] - fitted.level - np.log(fitted.gain)

@@ -336,7 +336,7 @@ class Prior:
 # 0.26 and of 0.8 +- 0.3.
 # The drift, its two shapes and L / N come from 47 other trainings of 18 networks (perceptrons, convolutions, mixers,
 # transformers; noisy data), each forecast from steps 300, 500 and 800 of 1,500: angle 7.3 / 18.9 % off instead of 8.3
-# / 22.1 %, from step 150 10.9 / 28.2 instead of 12.5 / 32.4 %. L / N was 0.85 in the mean before and 1.02 after lr had fallen.
+# / 22.1 %, from step 150 10.9 / 28.2 instead of 12.5 / 32.4 %. L / N was 0.85 in the mean, 1.02 after lr had fallen.
 # The wander comes from 92 other trainings, each forecast from steps 300, 500 and 800 of 1,500: perceptrons with Batch-
 # or LayerNorm, convolutions with Batch- or GroupNorm, transformers with RMSNorm after every matrix. Over these 13
 # networks and data sets the bands hold 86 % of the angles and 92 % of the norms in the mean. A power of 0
