@@ -8,7 +8,7 @@ proportion to their angle. A fall of N goes on; a rise ends, after a quarter of 
 drift are a linear regression on the sampled steps, with a prior on the last two: if lr does not change in the window,
 or only rises or only falls, so that angle and time cannot be distinguished, the power is the prior's, with the prior's
 scatter. Layers of one network drift alike, so the drift of each is drawn to the mean of all. N leaves this curve: by
-part of the scatter of its blocks, and by more for every e-fold of the clock, in proportion to the drift.
+the scatter of its blocks, and by more for every e-fold of the clock, in proportion to the drift.
 
 The gain is what the optimizer's memory makes of gradients that are correlated in time: L / N for SGD with momentum,
 kappa, the factor of the squared first moment, for Adam. It relaxes to 1 as the layer turns less. Adam needs one more
@@ -35,7 +35,6 @@ from equilibria.theory.states import adam_settings, step_of
 _MOST_SAMPLES = 2_000
 _BLOCKS = 20  # means that are fitted, at most: single samples of L scatter by their own size
 _SMOOTHING = 20  # samples
-_LASTING = 0.4  # share of the scatter of blocks by which L may differ from the fit for good
 _LEAST_SHARE = 0.05  # of N that L is at least, however much gradients turn back
 _NO_PRIOR = 10.0
 _TINY = 1e-290
@@ -131,7 +130,7 @@ def fit_l(cohort: Cohort) -> Fit:
         reference=log_speed[-1],
         rate=np.full(layers, prior.rate),
         clock=clock[-1].copy(),
-        wander=np.hypot(_LASTING * _rms(noise), widening.level_sd),
+        wander=np.hypot(_rms(noise), widening.level_sd),
         wander_slope=np.full(layers, np.hypot(prior.wander_slope, prior.wander_ratio * _rms(drift))),
         scatter=np.hypot(scatter * widening.factor, widening.angle_sd),
         norm_scatter=_norm_scatter(cohort, rows) * widening.factor,
