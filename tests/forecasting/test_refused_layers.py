@@ -78,12 +78,12 @@ def test_twenty_samples_are_fitted_or_none(run):
 
 
 def test_an_l_that_grew_fast_in_a_short_record_is_not_followed_for_ever():
-    """L of the first 80 steps grew as their fifth power; forecast to step 6,000 it grew 200-fold once."""
+    """L of the first 80 steps grew as their fifth power; forecast to step 6,000 it grew 200-fold once. A rise ends."""
     cosine = Cosine(0.1, steps=6000)
     run = Walk(layers=3, drift=5.0, seed=4).run(cosine.values(80))
     for layer in forecast(run, schedule=cosine, steps=6000).layers:
         assert (layer.unit_grad_sq < 20.1 * layer.unit_grad_sq[0]).all()
-        assert layer.unit_grad_sq.max() > 2 * layer.unit_grad_sq[0]  # but it is followed
+        assert layer.unit_grad_sq.max() > 1.2 * layer.unit_grad_sq[0]  # but it is followed for a while
         assert (layer.angle.value < 2 * layer.angle_equilibrium).all()
 
 

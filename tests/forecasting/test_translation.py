@@ -157,12 +157,13 @@ def test_a_schedule_that_changes_lr_all_the_time_is_refused_with_what_would_do(p
         eq.translate(run=run, batch=2)
 
 
-def test_the_stated_error_covers_the_turning_of_the_same_walk():
-    """Stationary restoring noise: the pairs of the whole walk give the true D(n), 24 windows of it an estimate each."""
+@pytest.fixture(scope="module")
+def walk():
+    """Stationary restoring noise: its unit vectors, and what `watch` would record of 24 windows of it."""
     rng = np.random.default_rng(8)
     rates = np.repeat(np.geomspace(0.3, 1e-3, 30), 2)
     noise = np.sqrt(rates + 0.02)
-    off, misses, errors = noise / np.sqrt(rates * (2 - rates)) * rng.standard_normal(60), [], []
+    off = noise / np.sqrt(rates * (2 - rates)) * rng.standard_normal(60)
     path = np.empty((24 * 3072 + 1, 60))
     for step in range(len(path)):
         path[step] = off
@@ -175,18 +176,46 @@ def test_the_stated_error_covers_the_turning_of_the_same_walk():
     listed = [(step, NAME, n, -np.log(unit[step] @ unit[step + n])) for step, n in starts if step + n < len(unit)]
     step, param, distance, value = zip(*listed, strict=True)
     table = pa.table({"step": step, "param": param, "distance": distance, "turned": value})
-    entries = [{"entries": 60}]
+    windows = [
+        measured_turning(table, [NAME], first=np.array([at]), last=np.array([at + 3071]), entries=[{"entries": 60}])[0]
+        for at in range(0, 24 * 3072, 3072)
+    ]
+    return unit, windows
+
+
+def true_turning(unit, n):
+    return -np.log(np.mean(np.sum(unit[:-n] * unit[n:], axis=1)))
+
+
+def test_the_stated_error_covers_the_turning_of_the_same_walk(walk):
+    """The pairs of the whole walk give the true D(n), 24 windows of it an estimate each."""
+    unit, windows = walk
+    misses, errors = [], []
     for n in (2, 4, 8, 16, 32):
-        true = -np.log(np.mean(np.sum(unit[:-n] * unit[n:], axis=1)))
-        for window in range(24):
-            limits = np.array([window * 3072]), np.array([(window + 1) * 3072 - 1])
-            (found,) = measured_turning(table, [NAME], first=limits[0], last=limits[1], entries=entries)
+        true = true_turning(unit, n)
+        for found in windows:
             place = found.distance.tolist().index(n)
             errors.append(found.error[place])
             misses.append((found.turned[place] / true - 1) / found.error[place])
     assert 0.02 < np.mean(errors) < 0.12
     assert 0.7 < np.sqrt(np.mean(np.square(misses))) < 1.4
     assert np.mean(np.abs(misses) > 2) < 0.12
+
+
+def test_the_interval_of_the_break_holds_that_of_the_same_walk(walk):
+    """90 % of 24 windows in the mean; 17 or fewer have a chance of 3 % then, but the windows share one true break."""
+    unit, windows = walk
+    one = true_turning(unit, 1)
+    steps = np.arange(2, 65)
+    lost = np.array([true_turning(unit, n) for n in steps]) / (steps * one) <= 0.81
+    (true,) = steps[lost][:1]
+    assert lost[steps >= true].all()
+    rule = SGD(1e-3, 0.1)
+    kept = [_Kept.measured(found, (0, 0, one, 0.0), rule) for found in windows]
+    held = [a.breaks_at(-1.645) <= true <= (a.breaks_at(1.645) or 64) for a in kept]
+    assert sum(held) >= 18
+    assert all(a.breaks_at(-1.645) <= a.breaks_at() for a in kept)
+    assert np.median([a.breaks_at(-1.645) for a in kept]) < true < np.median([a.breaks_at(1.645) or 64 for a in kept])
 
 
 @pytest.mark.parametrize("rule", [SGD(1e-3, 0.1, momentum=0.9), AdamW(1e-3, 0.1)])
@@ -254,7 +283,7 @@ def test_the_command_prints_the_layers(plain, monkeypatch):
     words = " ".join(shown.split())
     assert "steps 120 to 239, the later half" in words and "over up to 16 steps, on 1 layer" in words
     assert "the ratio is 0.98 of that of independent gradients: later steps take back 2 % of the angle" in words
-    assert "up to a batch x 32, the present steps turn no layer 10 % less" in words
+    assert "up to a batch x 32, the present steps turn no layer 10 % less" in words and "interval" not in words
     got = json.loads(CliRunner().invoke(app, f"{LINE} --json".split()).output)
     assert got["optimizer"] == "SGD" and got["layers"][0]["kept"] == pytest.approx(np.sqrt(0.96), rel=1e-4)
     assert got["rule"]["lr"] == pytest.approx(4.0)

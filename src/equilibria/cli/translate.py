@@ -29,7 +29,7 @@ from equilibria.findings import counted, percent
 from equilibria.views.terminal import table, wrap
 
 if TYPE_CHECKING:
-    from equilibria.forecasting import BatchScaling
+    from equilibria.forecasting import BatchScaling, LayerScaling
     from equilibria.theory import Rule
     from equilibria.theory.translation import Translation
 
@@ -215,12 +215,11 @@ def _show_layers(scaling: BatchScaling) -> None:
         _breaking(scaling),
     ):
         print(wrap(line, indent="    - ", hang="      "))
-    rows = [["layer", "now, rad", "scaled, rad", "ratio", "independent", "kept", "±", "10 % less at"]]
+    rows = [["layer", "now, rad", "scaled, rad", "ratio", "independent", "kept", "±", "10 % less at (90 %)"]]
     for layer in sorted(layers, key=lambda layer: layer.kept)[:_MOST_LAYERS]:
         numbers_shown = (layer.now, layer.scaled, layer.now / layer.scaled, layer.independent, layer.kept)
         error = f"{layer.error:.2g}" if layer.error == layer.error else ""
-        at = "" if layer.breaks_at is None else f"x {layer.breaks_at:,}"
-        rows.append([layer.name, *(f"{value:.3g}" for value in numbers_shown), error, at])
+        rows.append([layer.name, *(f"{value:.3g}" for value in numbers_shown), error, _breaks(layer)])
     print()
     print(table(rows, left=1))
     more = len(layers) - _MOST_LAYERS
@@ -262,14 +261,32 @@ def _known(scaling: BatchScaling) -> str:
 def _breaking(scaling: BatchScaling) -> str:
     """The factor of the batch size at which a tenth of the angle is lost."""
     known = [layer.breaks_at for layer in scaling.layers if layer.breaks_at is not None]
+    intervals = [layer.breaks_between for layer in scaling.layers if layer.breaks_between]
+    lows = [low for low, _ in intervals if low is not None]
     less = f"{percent(_LOST)} less, against the scaled step that replaces them, than independent gradients would"
     if not known:
-        return f"up to a batch x {2 * scaling.longest:,}, the present steps turn no layer {less}"
+        held = f"up to a batch x {2 * scaling.longest:,}, the present steps turn no layer {less}"
+        begin = (
+            f"; 90 % intervals of {counted(len(lows), 'layer')} begin before, from x {min(lows):,} on" if lows else ""
+        )
+        return held + begin
     of = "" if len(known) == len(scaling.layers) else f", for {len(known)} of {len(scaling.layers)} layers"
+    ends = [high for low, high in intervals if low is not None]
+    end = f"x {max(filter(None, ends)):,}" if all(ends) and ends else "beyond what was measured"
+    between = f"; 90 % intervals of single layers reach from x {min(lows):,} to {end}" if lows else ""
     return (
         f"from a batch x {_spread(known)} on{of}, the present steps turn a layer {less}: per sample, the larger batch "
-        "turns it more"
+        f"turns it more{between}"
     )
+
+
+def _breaks(layer: LayerScaling) -> str:
+    """The factor of the batch size at which a tenth of a layer's angle is lost, with its 90 % interval."""
+    low, high = layer.breaks_between or (None, None)
+    at = "" if layer.breaks_at is None else f"x {layer.breaks_at:,}"
+    if low is None:
+        return at
+    return f"{at} ({low:,} to {high:,})" if high is not None else f"{at} ({low:,} or more)".strip()
 
 
 def _text(value: Any) -> str:

@@ -32,7 +32,10 @@ _BATCH_ERROR = 0.15  # of ln L per e-fold of the batch size: how far gradients a
 TOLERANCE = 0.05  # relative distance of the angle beyond which a layer is out of equilibrium
 _HOLD = 4  # steps between updates of L: it changes over tens of steps at least
 _MOST = math.log(20)  # change of ln L: none of the trainings that the prior comes from changed by more after its record
-GAIN_POWER = 0.25  # of the squared angle in kappa - 1: gradients are the less correlated, the less a layer turns
+GAIN_POWER = (
+    0.25  # of the squared angle in kappa - 1 and L / N - 1: gradients are the less correlated, the less a layer turns
+)
+_FADE = 4.0  # power of the clock with which a rise of L fades: it ends when features are learned; a fall goes on
 _LEAST = -4.6  # ln of squared angle over reference below which L no longer responds: a tenth of the speed
 
 # Rows of `law` below.
@@ -107,7 +110,7 @@ def _law_rows(cohort: Cohort, fitted: Fit, schedule: GroupSchedule, members: int
     scale, power = _equilibrium_factor(cohort, fitted)
     rows = (
         *(fitted.level - np.log(schedule.batch_factor), fitted.power, fitted.reference, fitted.rate, fitted.drift),
-        *(fitted.steps_done, scale, np.full_like(scale, power), fitted.gain, fitted.pull, 0 * scale),
+        *(fitted.clock, scale, np.full_like(scale, power), fitted.gain, fitted.pull, 0 * scale),
     )
     for row, values in enumerate(rows):
         law[row] = values[:, np.newaxis]
@@ -132,7 +135,7 @@ def _start_states(fitted: Fit, schedule: GroupSchedule, members: int) -> Array:
     memory = fitted.replay
     level = fitted.level - np.log(schedule.batch_factor)
     moments = (memory.norm_sq, memory.radial, memory.buffer_sq, memory.second)
-    columns = (*moments, level, fitted.steps_done, fitted.gain)
+    columns = (*moments, level, fitted.clock, fitted.gain)
     return np.array([np.repeat(values, members) for values in columns])
 
 
@@ -201,7 +204,7 @@ def _by_gain(fitted: GainFit, schedule: GroupSchedule, shown: Steps, *, central:
 #
 # Rows of `law`: ln L in equilibrium at the reference speed; power of the squared angle in L; ln of the squared
 # reference angle; rate per step at which ln L gets there; drift of ln L per e-fold of the clock; steps done at the
-# start; factor of the equilibrium angle; power of L in it; gain and pull (Adam); wander of ln L per e-fold
+# start; factor of the equilibrium angle; power of L in it; gain; pull (Adam); wander of ln L per e-fold
 # of the clock, which does not fade.
 # Rows of `state`: ||w||^2, <w, buffer>, ||buffer||^2, second moment, ln L, clock, gain.
 
@@ -213,8 +216,9 @@ def _update_l(law: Any, state: Any, speed_sq: Any, steps: int, unit_grad_sq: Any
         faster = math.log(max(speed_sq[n], 1e-300)) - law[2, n]
         excess = max(faster, _LEAST)
         state[5, n] += steps * math.exp(0.5 * min(faster, 0.0))
-        drifted = 0.5 * law[4, n] * (1.0 - (law[5, n] / state[5, n]) ** 2)
-        drifted += law[10, n] * math.log(state[5, n] / law[5, n])
+        later = math.log(state[5, n] / law[5, n])
+        lasting = later if law[4, n] < 0.0 else -math.expm1(-_FADE * later) / _FADE
+        drifted = law[4, n] * lasting + law[10, n] * later
         change = min(max(law[1, n] * excess + drifted, -_MOST), _MOST)
         target = law[0, n] + change
         state[4, n] += (target - state[4, n]) * -math.expm1(-law[3, n] * steps)
@@ -261,7 +265,7 @@ def _integrate_buffer(
         m = maps[t]
         for n in range(paths):
             p, q, r = state[0, n] * grow, state[1, n], state[2, n] / grow
-            noise = unit_grad_sq[n] / p
+            noise = state[6, n] * unit_grad_sq[n] / p
             before[n] = p
             state[0, n] = m[0, 0] * p + m[0, 1] * q + m[0, 2] * r + m[0, 3] * noise
             state[1, n] = m[1, 0] * p + m[1, 1] * q + m[1, 2] * r + m[1, 3] * noise
@@ -270,7 +274,7 @@ def _integrate_buffer(
             speed_sq[n] = moved[n] / p
         _add_angle(before, state, moved, base[t], factor, totals, angle)
         if row < shown.shape[0] and shown[row] == t:
-            out[row, 0], out[row, 1], out[row, 2] = before, angle, state[4]
+            out[row, 0], out[row, 1], out[row, 2] = before, angle, state[4] + np.log(state[6])
             row += 1
 
 

@@ -18,6 +18,7 @@ from equilibria.diagnosis.turning import Turning, independent_turning, measured_
 from equilibria.errors import EquilibriaError, whole
 from equilibria.findings import counted
 from equilibria.forecasting._layers import RunLike, as_run
+from equilibria.forecasting._paths import NINETY
 from equilibria.theory._reals import Array
 from equilibria.theory.identified import Identified
 from equilibria.theory.rules import AdamL2, AdjustLr, Rule, check_rule
@@ -56,6 +57,8 @@ class LayerScaling:
         breaks_at: factor of the batch size from which on ``kept`` is 0.9 or less: the present steps turn the layer 10 %
             less against the scaled step than independent gradients would. None if that is beyond twice the longest
             measured distance.
+        breaks_between: ends of its 90 % interval: where ``kept`` less 1.64 standard errors, and plus them, is 0.9; None
+            for an end beyond twice the longest measured distance. None without standard errors.
     """
 
     name: str
@@ -66,6 +69,7 @@ class LayerScaling:
     kept: float
     error: float
     breaks_at: int | None
+    breaks_between: tuple[int | None, int | None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +364,25 @@ class _Kept:
         slope = (y[-1] - y[-2]) / (x[-1] - x[-2])
         return np.exp(np.where(np.log(steps) > x[-1], y[-1] + slope * (np.log(steps) - x[-1]), inside))
 
+    def error_at(self, steps: Array) -> Array:
+        """Relative standard errors of `at`; beyond the measured distances also that of the slope."""
+        x = np.log(self.distance)
+        beyond = np.maximum(np.log(steps) - x[-1], 0) / (x[-1] - x[-2])
+        inside = np.interp(np.log(steps), x, self.error)
+        return np.where(beyond > 0, np.hypot((1 + beyond) * self.error[-1], beyond * self.error[-2]), inside)
+
+    def breaks_at(self, deviations: float = 0.0) -> int | None:
+        """The least number of steps from which on the root of the ratio is 0.9 or less; None beyond the reach.
+
+        Args:
+            deviations: standard errors to add to the root.
+        """
+        steps = np.arange(1.0, self.reach + 1)
+        shift = 1 + deviations / 2 * self.error_at(steps) if deviations else 1.0  # of a root
+        kept = np.flatnonzero(np.sqrt(self.at(steps)) * shift > 1 - _LOST)
+        after = int(kept[-1]) + 2 if len(kept) else 1
+        return after if after <= self.reach else None
+
 
 def _has_law(rule: Rule | None) -> bool:
     return rule is not None and not isinstance(rule, AdamL2) and rule.weight_decay * rule.lr > 0
@@ -404,20 +427,20 @@ def _unsettled(columns: Mapping[str, Array]) -> str:
 
 
 def _layer(name: str, measured: _Kept, batch: int) -> LayerScaling:
-    steps = np.arange(1.0, measured.reach + 1)
-    kept = np.sqrt(measured.at(steps))
-    last_whole = int(steps[kept > 1 - _LOST][-1])
-    own, independent = kept[batch - 1], measured.independent[batch - 1]
+    at = np.array([float(batch)])
+    own, error = float(np.sqrt(measured.at(at))[0]), float(measured.error_at(at)[0]) / 2  # of a root
+    independent = measured.independent[batch - 1]
     scaled = batch * measured.one_step
     nearest = int(np.argmin(np.abs(np.log(measured.distance[1:] / batch)))) + 1
-    error = np.interp(np.log(batch), np.log(measured.distance), measured.error) / 2  # of a root
+    known = bool(np.isfinite(measured.error).all())
     return LayerScaling(
         name=name,
         pairs=int(measured.pairs[nearest]),
         now=float(np.arccos(np.exp(-scaled * own**2 * independent))),
         scaled=float(np.arccos(np.exp(-scaled))),
         independent=float(np.sqrt(independent)),
-        kept=float(own),
-        error=float(own * error),
-        breaks_at=last_whole + 1 if last_whole < measured.reach else None,
+        kept=own,
+        error=own * error,
+        breaks_at=measured.breaks_at(),
+        breaks_between=(measured.breaks_at(-NINETY), measured.breaks_at(NINETY)) if known else None,
     )
