@@ -369,7 +369,7 @@ def _found(measured: Departures, layers: Sequence[str], steps: int) -> Iterator[
             if len(out):
                 worst = int(out[np.argmax(np.abs(single[out]))])
                 ratio, band = np.exp(common + single[worst]), np.exp(limits[worst])
-                names = tuple(layers[position] for position in out)
+                names = tuple(layers[position] for position in out.tolist())
                 yield Departure(quantity, names, False, float(ratio), float(band), *span)
 
 

@@ -133,7 +133,12 @@ class _Training:
 
     def seconds(self, steps: int) -> float:
         """Of a step, with all that waits on the device."""
-        return _seconds(self.device, lambda: [self.step() for _ in range(steps)]) / steps
+
+        def take_steps() -> None:
+            for _ in range(steps):
+                self.step()
+
+        return _seconds(self.device, take_steps) / steps
 
 
 def _row(name: str, training: _Training, steps: int) -> BenchRow:
@@ -202,7 +207,7 @@ def _profiled(hook: Callable[..., None], device: torch.device, counts: list[int]
         with torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]) as profile:
             hook(*args)
             torch.cuda.synchronize(device)
-        on_device = [event for event in profile.events() or () if event.device_type == torch.autograd.DeviceType.CUDA]
+        on_device = [event for event in profile.events() or () if event.device_type.name == "CUDA"]
         counts.append(sum(not event.name.startswith("Mem") for event in on_device))
 
     return run

@@ -137,10 +137,6 @@ class Seeded(Protocol):
     """Settings of an experiment with one task per seed."""
 
     @property
-    def images(self) -> Images:
-        """The data."""
-
-    @property
     def seeds(self) -> tuple[int, ...]:
         """One training each."""
 
