@@ -403,7 +403,8 @@ def test_layers_that_never_moved_are_kept():
     third = np.array(table["param"].to_pylist()) == "conv3.weight"
     notes = np.where(third, NO_GRADIENT, None)
     angles = np.where(third, np.nan, table["angle"].to_numpy())
-    still = summarise(edited(table, angle=angles, note=notes), metadata=clean().metadata)
+    norms = np.where(third, 1.0, table["norm"].to_numpy())
+    still = summarise(edited(table, angle=angles, note=notes, norm=norms), metadata=clean().metadata)
     assert [layer.samples for layer in still] == [400, 400, 0]
     assert still[2].sentence == "conv3.weight has no angle in any sampled step: no gradient."
     assert still[:2] == summarise(table, metadata=clean().metadata)[:2]

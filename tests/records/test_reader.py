@@ -54,7 +54,7 @@ def test_the_samples_carry_units_and_version(run):
 
 
 def test_unknown_names(run):
-    with pytest.raises(EquilibriaError, match="got column 'angel'; this run has 29, such as: angle"):
+    with pytest.raises(EquilibriaError, match="got column 'angel'; this run has 30, such as: angle"):
         run.samples(["angel"])
     with pytest.raises(EquilibriaError, match=r"got param 'conv2.bias'; this run has 3, such as: conv2.weight"):
         run.samples(params=["conv2.bias"])

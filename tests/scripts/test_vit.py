@@ -50,16 +50,20 @@ def test_the_end_of_one_cycle_is_described_by_its_own_samples():
     steps, angles = rows["step"].to_pylist(), rows["angle"].to_pylist()
     line = next(line for line in str(run.table()).splitlines() if line.startswith("mlp_head.weight"))
     shown = float(line.split()[1])
-    # the table's angle is of the last samples, not of the peak: 20 times lower
-    assert min(angles[-25:]) <= shown <= max(angles[-25:]) < max(angles) / 5
+    # the table's angle is of the end, not of the peak; the tail, in which every sample has another lr, is left out
+    window = angles[steps.index(89) : steps.index(98) + 1]
+    assert "steps 89 to 98; the tail of the schedule" in str(run.table())
+    assert min(window) <= shown <= max(window) < max(angles) / 5
     assert steps[-1] == STEPS - 1
     assert "0.003" not in line
 
 
 def test_blocks_get_the_same_words(monkeypatch):
+    """What is predicted of a layer is predicted of its twin; how far each has settled is its own."""
     monkeypatch.setenv("COLUMNS", "200")  # names in one line
     run = trained_twice(train)
     states = {line.split()[0]: line.split()[-1] for line in str(run.table()).splitlines() if ".layers." in line}
     for name, state in states.items():
         if ".layers.0." in name:
-            assert states[name.replace(".layers.0.", ".layers.1.")] == state
+            twin = states[name.replace(".layers.0.", ".layers.1.")]
+            assert twin == state or {twin, state} == {"settled", "settling"}

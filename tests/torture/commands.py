@@ -24,7 +24,7 @@ from tests.helpers.sample_worlds import world
 from tests.helpers.served import columns
 from tests.torture import Trials
 
-_LEFT_OUT = {"demo", "reproduce", "serve"}  # train for minutes, or run until they are stopped
+_LEFT_OUT = {"bench", "demo", "reproduce", "serve"}  # train for minutes, or run until they are stopped
 _NUMBERS = "0 1 -1 0.1 5e-4 0.9 1e-3 1e308 1e-308 nan inf -inf 1,2 0.9,0.999 1_000 0x10 100 391 ١".split()  # noqa: SIM905
 _WORDS = [
     "",

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from equilibria.records.tables import SAMPLE_FIELDS
 
-_MOST_ROWS = 640_000  # at most 200 MB: 300 bytes a row where a step has one row, 260 where it has sixty
+_MOST_ROWS = 610_000  # at most 200 MB: 310 bytes a row where a step has one row, 270 where it has sixty
 _BLOCK = 256  # sampled steps per table: an Arrow table of one row takes as much memory as one of a hundred
 _BLOCK_ROWS = 65_536  # of the largest block: thinning copies one block at a time
 

@@ -172,7 +172,7 @@ class MovesPass(_Pass):
         sums: (rows, at least 5), float64; on the device of the tensors, or in main memory.
 
     Example:
-        >>> w, sums = torch.tensor([[1.0, 0.0]]), torch.empty(1, 5, dtype=torch.float64)
+        >>> w, sums = torch.tensor([[1.0, 0.0]]), torch.zeros(1, 5, dtype=torch.float64)
         >>> one_pass = MovesPass(sums)
         >>> one_pass.add(0, w, torch.tensor([[0.5, 0.5]]), None, shrink=0.5, refresh=True)
         >>> one_pass.run()

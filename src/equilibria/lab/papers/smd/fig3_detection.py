@@ -79,9 +79,9 @@ def _recipe(config: Config, *, seed: int, rescale: bool) -> Recipe:
     from equilibria.lab.training import Recipe, decay_groups, drops
 
     digits, sgd = needs(config), config.sgd
-    example = next(iter(Scenes.of_images(digits, batch_size=config.batch_size, seed=seed)))[0].to(device())
 
     def rescaling(scheduler: LRScheduler, model: torch.nn.Module) -> LRScheduler:
+        example = next(iter(Scenes.of_images(digits, batch_size=config.batch_size, seed=seed)))[0].to(device())
         return RescaleOnDecay(scheduler, model=model, invariant=trainings.invariant(model), example=example)
 
     def optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
