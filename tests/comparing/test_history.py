@@ -57,7 +57,7 @@ def test_healthy_runs_are_in_their_band(nights):
     assert [bool(run.compared_with) for run in result.runs] == [False] * 3 + [True] * 5
     assert not result.findings
     assert not result.regressed
-    assert "All 5 judged runs of 8 are in their band" in str(result)
+    assert "No run has left its band: 5 of 8 runs judged" in str(result)
 
 
 def test_a_shift_of_all_layers_is_found_and_its_setting_named(nights):

@@ -33,6 +33,7 @@ _SCATTERS = 1.2  # times the scatter within the runs that a measured cause must 
 # scale-invariant or not; what it did to all layers together; the least of any measured cause, and of a setting.
 _FLOOR_OF_INVARIANT, _FLOOR, _LEAST_COMMON = 0.075, 0.2, 0.09
 _LEAST_MEASURED, _LEAST_SET = 0.05, 0.01
+FEWEST_SAMPLES = 20  # of every layer, from which measured causes are claimed
 _INITIAL = 5.0  # standard deviations of a random initial norm
 _AT_REST = math.log(10)  # what a layer counts that turns in one run only: its logarithm is infinite
 _ACTS = 0.5  # share of a cause's largest part from which a stretch counts as one in which it acts
@@ -81,6 +82,7 @@ def ranked_causes(
     """
     count = len(parts.names) + len(still)
     share = math.sqrt(len(parts.names) / count)
+    fewest = fewest_samples((a, b), parts.names)
     causes = [_frozen(still, count)] if still else []
     floors = np.where([looks_invariant(b, name) for name in parts.names], _FLOOR_OF_INVARIANT, _FLOOR)
     for row, name in enumerate(parts.causes):
@@ -89,15 +91,22 @@ def ranked_causes(
         shown = _renamed(name, parts, a, b)
         if name == START and not _beyond_initial(parts, a):
             continue
+        if name in (SIZE, ALIGNMENT) and fewest < FEWEST_SAMPLES:
+            continue
         if name in (SIZE, ALIGNMENT):
             size = _beyond_scatter(part, floors)
-        if size < (_LEAST_MEASURED if shown in _MEASURED else _LEAST_SET):
+        if not size >= (_LEAST_MEASURED if shown in _MEASURED else _LEAST_SET):  # NaN claims nothing
             continue
         layers = _affected(part, parts.names)
         words = _sentence(shown, parts, row, layers, a, b, settings)
         angle, travelled = (math.exp(float(values.mean())) for values in (part, parts.travelled_parts[row]))
         causes.append(Cause(shown, shown not in _MEASURED, share * size, angle, travelled, layers, words))
     return tuple(sorted(causes, key=lambda cause: -cause.size))
+
+
+def fewest_samples(runs: Sequence[SampledRun], names: Sequence[str]) -> int:
+    """Samples of the layer that has the fewest."""
+    return min(int(run.taken.counts[run.taken.names.index(name)]) for run in runs for name in names)
 
 
 def windows(part: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from equilibria.comparing._inputs import Inputs, filled, powers, read_inputs, stretch_edges
 from equilibria.comparing._replay import Replay, coalitions, least_angle, replay, shapley
+from equilibria.comparing._settings import same_course
 from equilibria.diagnosis.run import SampledRun
 from equilibria.theory._reals import Array
 
@@ -25,6 +27,8 @@ _INPUTS: dict[str, tuple[str, ...]] = {
     RESCALING: ("jump",),
     SKIPPED: ("taken",),
 }
+_SCHEDULED = {"lr": ("lr",), "weight_decay": ("weight_decay",), "momentum": ("noise", "gain", "damping")}
+_SCHEDULED_INPUTS = tuple(key for keys in _SCHEDULED.values() for key in keys)
 _OF_OPTIMIZER = (LR, MOMENTUM, SIZE, ALIGNMENT)
 _SAME = 1e-9  # relative difference of a setting
 
@@ -66,12 +70,13 @@ def differences(a: SampledRun, b: SampledRun, names: Sequence[str], *, same_opti
     edges = stretch_edges((a, b), names)
     power = powers(b, names)
     raw = tuple(read_inputs(run, names, edges, power) for run in (a, b))
-    first, second = filled(*raw)
+    (first, second), factors = _of_one_schedule(filled(*raw), (a, b), names)
     causes = _differing(first, second, same_optimizer=same_optimizer)
     steps = np.diff(edges).astype(np.float64)
     played = replay(first, second, causes=causes, chosen=coalitions(len(causes)), steps=steps, power=power)
     with np.errstate(divide="ignore", invalid="ignore"):
-        measured = np.log(raw[0].angle * raw[0].taken) - np.log(raw[1].angle * raw[1].taken)
+        angles = [np.log(run.angle * run.taken * factor) for run, factor in zip(raw, factors, strict=True)]
+        measured = angles[0] - angles[1]
     least = least_angle(first, second)
     sums = [(np.maximum(run.angle * run.taken, least) * steps[:, np.newaxis]).sum(axis=0) for run in (first, second)]
     return Differences(
@@ -85,6 +90,32 @@ def differences(a: SampledRun, b: SampledRun, names: Sequence[str], *, same_opti
         inputs=(first, second),
         played=played,
     )
+
+
+def _of_one_schedule(
+    inputs: tuple[Inputs, Inputs], runs: tuple[SampledRun, SampledRun], names: Sequence[str]
+) -> tuple[tuple[Inputs, Inputs], list[Array]]:
+    """The inputs with equal settings where the schedules look the same and only the sampled steps differ.
+
+    The layer with fewer samples takes the means of the other one, and its angles go with its lr: the factors.
+    """
+    changed = [{key: getattr(run, key).copy() for key in _SCHEDULED_INPUTS} for run in inputs]
+    factors = [np.ones_like(run.lr) for run in inputs]
+    for column, name in enumerate(names):
+        few = int(np.argmin([run.series.counts[run.series.names.index(name)] for run in runs]))
+        for setting, keys in _SCHEDULED.items():
+            if not same_course(*runs, name, setting):
+                continue
+            for key in keys:
+                old, new = changed[few][key][:, column], getattr(inputs[1 - few], key)[:, column]
+                if key == "lr":
+                    factors[few][:, column] = np.divide(new, old, out=np.ones_like(new), where=old > 0)
+                changed[few][key][:, column] = new
+    first, second = (
+        dataclasses.replace(run, angle=run.angle * factor, **values)
+        for run, values, factor in zip(inputs, changed, factors, strict=True)
+    )
+    return (first, second), factors
 
 
 def _differing(a: Inputs, b: Inputs, *, same_optimizer: bool) -> dict[str, tuple[str, ...]]:

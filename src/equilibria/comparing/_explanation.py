@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria._display import Printable, renderer
-from equilibria.comparing._causes import Cause, ranked_causes
+from equilibria.comparing._causes import FEWEST_SAMPLES, Cause, fewest_samples, ranked_causes
 from equilibria.comparing._change import AngleCurve, Change, angle_curve, smallest_change
 from equilibria.comparing._differences import Differences, differences
 from equilibria.comparing._settings import SettingDifference, frozen_names, optimizer_kind, setting_differences
@@ -199,6 +199,11 @@ def explain(a: RunLike, b: RunLike) -> Explanation:
     settings = setting_differences(first, second, names)
     still = _frozen(first, second) | {name: pair for name, pair in at_rest.items() if pair[0] != pair[1]}
     causes = ranked_causes(parts, first, second, settings=settings, still=still)
+    if (fewest := fewest_samples((first, second), compared)) < FEWEST_SAMPLES:
+        notes.append(
+            f"a layer has {counted(fewest, 'sample')} only: recorded settings are claimed as causes, measured ones "
+            f"from {FEWEST_SAMPLES} samples on (watch with every=5)"
+        )
     if len(parts.edges) < 3:
         notes.append("few common samples: one stretch of steps is compared, without its course")
     return Explanation(

@@ -408,10 +408,16 @@ def _finding(runs: Sequence[JudgedRun], number: int, run: JudgedRun) -> Finding:
         "warning" if latest else "note",
         f"{run.name} left the band of {counted(len(run.compared_with), 'earlier run')}",
         evidence,
-        f"compare it cause by cause: equilibria explain {reference.path} {run.path}",
+        _remedy(reference, run),
         "",
         kind=f"left its band: {run.name}",
     )
+
+
+def _remedy(reference: JudgedRun, run: JudgedRun) -> str:
+    if len(run.gone) == reference.layers:
+        return "give folders of runs of one network: these two share no layer"
+    return f"compare it cause by cause: equilibria explain {reference.path} {run.path}"
 
 
 def _sentences(run: JudgedRun) -> Iterator[str]:

@@ -9,9 +9,10 @@ independent:
 
     u^2 = B n rho (1 + sigma (F - 1)),      G = gamma F
 
-B is ||g||^2 ||w||^(2p - 2) under SGD and SGDW, the number of entries under Adam; sigma is the share of a gradient that
-persists over the memory of the momentum (0 for independent gradients, 1 for constant ones), rho below 1 where
-successive gradients turn back. These numbers do not depend on the momentum, so that it can be switched by itself.
+B is ||g||^2 ||w||^(2p - 2) under SGD and SGDW, the number of entries under Adam (1 if unknown); sigma is the
+share of a gradient that persists over the memory of the momentum (0 for independent gradients, 1 for constant ones),
+rho below 1 where successive gradients turn back. These numbers do not depend on the momentum, so that it can be
+switched by itself.
 Other optimizers have updates of one size: there B, n and F are 1, and rho and gamma hold all that is measured.
 """
 
@@ -102,12 +103,15 @@ def _power(rule: Rule | None, invariant: bool | None) -> float:
 
 def read_inputs(run: SampledRun, names: Sequence[str], edges: NDArray[np.int64], power: Array) -> Inputs:
     """The inputs of the named layers over the stretches between ``edges``."""
-    decay = decays(run.series, run.entries)
+    decay, weight = decays(run.series, run.entries), run.series.weights
     layers = []
     for name, p in zip(names, power.tolist(), strict=True):
         position = run.series.names.index(name)
         rows = slice(run.series.first[position], run.series.first[position + 1])
-        columns = {key: run.series.columns[key][rows] for key in _COLUMNS} | {"decay": decay[rows]}
+        columns = {key: run.series.columns[key][rows] for key in _COLUMNS} | {
+            "decay": decay[rows],
+            "weight": weight[rows],
+        }
         columns["skipped"] = run.series.no_step[rows]
         layers.append(_of_layer(columns, run.rules[position], run.entries[position], edges, p))
     stacked = {key: np.stack([layer[key] for layer in layers], axis=-1) for key in NAMES}
@@ -125,7 +129,7 @@ def _of_layer(
     inside = (place >= 0) & (place < len(steps))
     skipped = columns["skipped"].astype(bool)
     moves = inside & ~skipped & (columns["lr"] > 0) & np.isfinite(columns["angle"] * columns["norm"])
-    every, taken = _Means(place, inside, len(steps)), _Means(place, moves, len(steps))
+    every, taken = (_Means(place, chosen, columns["weight"], len(steps)) for chosen in (inside, moves))
     norm_sq, angle_sq = columns["norm"] ** 2, columns["angle"] ** 2
     lr_sq, angle_sq_mean = taken(columns["lr"] ** 2), taken(angle_sq)
     lr, wd = np.sqrt(lr_sq), taken(columns["weight_decay"])
@@ -161,17 +165,17 @@ def _of_layer(
 
 
 class _Means:
-    """Means of values over the chosen rows of each stretch; NaN for a stretch without."""
+    """Means of values over the chosen rows of each stretch, each for its steps; NaN for a stretch without."""
 
-    def __init__(self, place: NDArray[np.int64], chosen: NDArray[np.bool_], count: int) -> None:
-        self._place, self._chosen, self._count = place, chosen, count
+    def __init__(self, place: NDArray[np.int64], chosen: NDArray[np.bool_], weight: Array, count: int) -> None:
+        self._place, self._chosen, self._weight, self._count = place, chosen, weight, count
 
     def __call__(self, values: Array) -> Array:
         known = self._chosen & np.isfinite(values)
-        place = self._place[known]
-        total = np.bincount(place, values[known], minlength=self._count)
-        number = np.bincount(place, minlength=self._count)
-        return np.where(number > 0, total / np.maximum(number, 1), np.nan)
+        place, weight = self._place[known], self._weight[known]
+        total = np.bincount(place, values[known] * weight, minlength=self._count)
+        steps = np.bincount(place, weight, minlength=self._count)
+        return np.divide(total, steps, out=np.full(self._count, np.nan), where=steps > 0)
 
 
 def _momentum_law(rule: Rule | None, a: Array) -> dict[str, Array]:
@@ -194,7 +198,7 @@ def _momentum_law(rule: Rule | None, a: Array) -> dict[str, Array]:
 def _size(rule: Rule | None, entry: Mapping[str, Any], grad_sq: Array) -> Array:
     if isinstance(rule, SGD | SGDW):
         return grad_sq
-    return np.full_like(grad_sq, float(entry["entries"]) if isinstance(rule, AdamW | AdamL2) else 1.0)
+    return np.full_like(grad_sq, float(entry.get("entries") or 1) if isinstance(rule, AdamW | AdamL2) else 1.0)
 
 
 def _log_norms(

@@ -15,6 +15,7 @@ from equilibria.theory._reals import Array
 
 _AT_LIMIT, _OFTEN = 0.02, 0.2  # relative distance from the largest gradient, and the share of steps within it
 _FEWEST_STEPS = 20
+_EQUAL, _BETWEEN = 1e-6, 0.05  # relative: settings at one step, which float32 may round; and between samples
 _ROUNDING = ("bfloat16", "float16")
 _RECORDED = {"lr": "lr", "weight_decay": "weight decay", "momentum": "momentum"}
 _OF_RULE = {"nesterov", "dampening", "betas", "kind", "lr", "weight_decay", "momentum"}
@@ -46,7 +47,8 @@ def setting_differences(a: SampledRun, b: SampledRun, names: Sequence[str]) -> t
     """All recorded settings that differ, those of layers first."""
     found: list[SettingDifference] = []
     for column, name in _RECORDED.items():
-        found += _of_layers(name, names, lambda run, layer, column=column: _course(_column(run, layer, column)), a, b)
+        differ = [layer for layer in names if not same_course(a, b, layer, column)]
+        found += _of_layers(name, differ, lambda run, layer, column=column: _course(run, layer, column), a, b)
     found += _of_layers("optimizer", names, _optimizer, a, b)
     for key in sorted(_options(a, names) | _options(b, names)):
         found += _of_layers(key, names, lambda run, layer, key=key: _option(run, layer, key), a, b)
@@ -115,13 +117,40 @@ def _of_layers(
     return [SettingDifference(name, *pair, tuple(members)) for pair, members in layers.items()]
 
 
-def _column(run: SampledRun, layer: str, name: str) -> Array:
-    values = run.series.of(run.series.names.index(layer))[name]
-    return np.asarray(values[np.isfinite(values)])
+def same_course(a: SampledRun, b: SampledRun, layer: str, column: str) -> bool:
+    """Whether lr, weight decay or momentum may be the same at every step, as far as the samples show.
+
+    At steps that both runs sampled the values are equal. At a step that one alone sampled its value lies among those
+    of the other's four samples around it, to within 5 %: between two samples a schedule may rise and fall.
+    """
+    courses = [_column(run, layer, column) for run in (a, b)]
+    if not all(len(step) for step, _ in courses):
+        return not any(len(step) for step, _ in courses)
+    return all(_among(courses[one], courses[1 - one]) for one in (0, 1))
 
 
-def _course(values: Array) -> str:
+def _among(course: tuple[Array, Array], other: tuple[Array, Array]) -> bool:
+    (step, values), (steps, around) = course, other
+    inside = (step >= steps[0]) & (step <= steps[-1])
+    step, values = step[inside], values[inside]
+    place = np.searchsorted(steps, step)
+    near = around[np.clip(place[:, np.newaxis] + np.arange(-2, 2), 0, len(steps) - 1)]
+    low, high = (near.min(axis=1) / (1 + _BETWEEN), near.max(axis=1) * (1 + _BETWEEN))
+    common = steps[np.minimum(place, len(steps) - 1)] == step
+    same = np.isclose(values, around[np.minimum(place, len(steps) - 1)], rtol=_EQUAL, atol=0)
+    return bool(np.where(common, same, (values >= low) & (values <= high)).all())
+
+
+def _column(run: SampledRun, layer: str, name: str) -> tuple[Array, Array]:
+    """Steps and values."""
+    columns = run.series.of(run.series.names.index(layer))
+    known = np.isfinite(columns[name])
+    return np.asarray(columns["step"][known]), np.asarray(columns[name][known])
+
+
+def _course(run: SampledRun, layer: str, column: str) -> str:
     """A setting over the run: one number, or its first, largest and last one."""
+    _, values = _column(run, layer, column)
     if not len(values):
         return ""
     first, last, most, least = (

@@ -22,7 +22,8 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900")  # apart for 
 _OTHER_COLOUR, _OTHER = "#868e97", "below the scatter"
 _AXIS = "ln (angle of A / angle of B)"
 _READING = (
-    "Factors are A over B, and multiply: of the causes and of what is unexplained to the ratio of the angles travelled."
+    "Factors are A over B, and multiply: those of the causes, of what is not claimed because other seeds do as much "
+    "(below the scatter), and of what is unexplained, to the ratio of the angles travelled."
 )
 _SHOWN_NOT_EXPLAINED = "shown beside the angles; nothing here says that the angles caused them"
 
@@ -51,8 +52,9 @@ def _print_layers(result: Explanation, out: Console) -> None:
     layers = result.layers[:_MOST_LAYERS]
     columns = {"layer": [layer.name for layer in layers], "A / B": [_factor(layer.travelled) for layer in layers]}
     columns |= {name: [_factor(layer.parts[name]) for layer in layers] for name in _shown(result)}
+    columns[_OTHER] = [_factor(_other(layer, _shown(result))) for layer in layers]
     columns["unexplained"] = [_factor(layer.unexplained) for layer in layers]
-    kept = fitting(columns, spare=["unexplained", *reversed(_shown(result))], width=out.width)
+    kept = fitting(columns, spare=["unexplained", _OTHER, *reversed(_shown(result))], width=out.width)
     out.print(columns_table(kept, words=("layer",), folded="layer"))
     left = len(result.layers) - len(layers)
     more = f"; {left} more layers in --json" if left else ""
@@ -111,15 +113,20 @@ def _picture(result: Explanation) -> str:
 def _card(result: Explanation) -> str:
     shown = _shown(result)
     rows = [_cells(layer, shown) for layer in result.layers]
-    headings = ("layer", "A / B", *shown, "unexplained")
+    headings = ("layer", "A / B", *shown, _OTHER, "unexplained")
     return card(
         sentence_case(result.headline), picture=_picture(result), headings=headings, rows=rows, notes=result.sentences
     )
 
 
 def _cells(layer: LayerDifference, shown: Sequence[str]) -> list[str]:
-    factors = (layer.travelled, *(layer.parts[name] for name in shown), layer.unexplained)
+    factors = (layer.travelled, *(layer.parts[name] for name in shown), _other(layer, shown), layer.unexplained)
     return [layer.name, *map(_factor, factors)]
+
+
+def _other(layer: LayerDifference, shown: Sequence[str]) -> float:
+    """The factor of the causes without a column, which are not claimed."""
+    return math.prod(factor for name, factor in layer.parts.items() if name not in shown)
 
 
 _BODY = """<p class="deck">$deck</p>
@@ -180,7 +187,7 @@ def explanation_content(result: Explanation) -> str:
     rows = [html_row(cells[0], cells[1:]) for cells in (_cells(each, shown) for each in result.layers[:_MOST_LAYERS])]
     left = len(result.layers) - len(rows)
     reading = f'<p class="caption">{_READING}{f" {left} more layers in --json." if left else ""}</p>\n'
-    head = ("layer", "angle travelled, A / B", *shown, "unexplained")
+    head = ("layer", "angle travelled, A / B", *shown, _OTHER, "unexplained")
     parts = [
         _section("Causes, the largest first", causes + rest, name="causes"),
         _section("Over time, mean of the layers", f'<div class="picture">{_picture(result)}</div>', name="picture"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
 from equilibria._display import Printable
 from equilibria.comparing._history import LEAST_RUNS, QUANTITIES, History, JudgedRun
-from equilibria.findings import counted, rounded
+from equilibria.findings import counted, joined, rounded
 from equilibria.views._rich import Text, collected_text, columns_table, text_console
 from equilibria.views.document import (
     finding_cards,
@@ -43,6 +43,8 @@ def history_table(history: History) -> Printable:
     out.print()
     out.print(columns_table(fitting(columns, spare=_SPARE, width=out.width), words=("run", "started", "band")))
     out.print(f"\n{_legend(history)}")
+    for line in (*_bands(history.runs[-1]), *_changes(history)):
+        out.print(line)
     if history.findings:
         out.print()
         print_findings(history.findings, out)
@@ -65,7 +67,7 @@ def history_headline(history: History) -> str:
     if not judged:
         return f"{counted(len(history.runs), 'run')}: a band needs {LEAST_RUNS} earlier runs"
     if not out:
-        return f"All {counted(len(judged), 'judged run')} of {len(history.runs):,} are in their band"
+        return f"No run has left its band: {len(judged):,} of {counted(len(history.runs), 'run')} judged"
     state = "has left its band" if not latest.in_band else "is in its band"
     return f"The latest run, {latest.name}, {state}; {len(out):,} of {counted(len(judged), 'judged run')} did"
 
@@ -73,6 +75,21 @@ def history_headline(history: History) -> str:
 def _legend(history: History) -> str:
     base = counted(min(LEAST_RUNS, len(history.runs)), "run")
     return f"Angle, relative update and norm: the median over layers and quarters, over the mean of the first {base}."
+
+
+def _bands(latest: JudgedRun) -> Iterator[str]:
+    """How far the latest run may be off by chance."""
+    if latest.band is not None:
+        ranges = (
+            f"{name} {rounded(latest.band[q][0])} to {rounded(latest.band[q][1])}" for q, name in QUANTITIES.items()
+        )
+        yield f"Band of {latest.name}, for that median: {', '.join(ranges)}."
+
+
+def _changes(history: History) -> Iterator[str]:
+    for run in history.runs:
+        if run.changes:
+            yield f"Unlike the run before it, {run.name}: {joined([str(change) for change in run.changes])}."
 
 
 def _cells(run: JudgedRun) -> list[str]:
