@@ -6,6 +6,8 @@ import json
 import math
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import torch
 from click.testing import CliRunner
@@ -293,8 +295,22 @@ def test_what_is_no_run_is_an_error(bad):
 def test_a_few_samples_are_enough_for_one_stretch():
     result = eq.explain(evolved_run(SGDM, steps=3), evolved_run(SGDM, steps=3, seed=1))
     assert len(result.step) == 1
-    assert "one stretch" in result.notes[0]
+    assert "one stretch" in " ".join(result.notes)
     assert str(result)
+
+
+@pytest.mark.parametrize(
+    "lr", [lambda step: 0.1, lambda step: 0.1 * min(1, (step + 1) / 40) * (0.1 if step > 250 else 1)]
+)
+def test_one_run_sampled_at_other_steps_has_no_cause(lr):
+    """Only the steps that were sampled differ: dense at first and then rare, as with every="auto", or every fourth."""
+    rare, even = (evolved_run(SGDM, steps=400, lr=lr, every=1) for _ in range(2))
+    sampled = [step for step in range(400) if step < 9 or step % 17 == 0]
+    rare.table = rare.table.filter(pc.is_in(rare.table["step"], value_set=pa.array(sampled)))
+    even.table = even.table.filter(pc.equal(pc.bit_wise_and(even.table["step"], 3), 0))
+    result = eq.explain(rare, even)
+    assert [cause.name for cause in result.causes] == []
+    assert result.settings == ()
 
 
 # ---- the command and the page

@@ -25,7 +25,7 @@ from equilibria.views.terminal import fitting
 from equilibria.views.words import sentence_case, settings_list, text
 
 _HEAD = ("run", "started", "steps", *(name for name in QUANTITIES.values()), "spikes", "loss", "band")
-_SPARE = ("started", "relative update", "loss", "steps")
+_SPARE = ("relative update", "loss", "steps")
 _NOTHING = (
     "Every run is in its band",
     "Angles per step, relative updates, norms and spikes are those of the earlier runs.",
@@ -36,12 +36,12 @@ def history_table(history: History) -> Printable:
     """One line per run, then the findings."""
     cells = [_cells(run) for run in history.runs]
     columns: dict[str, list[str | Text]] = {
-        title: [*column] for title, column in zip(_HEAD, zip(*cells, strict=True), strict=True)
+        title: [*column] for title, column in zip(_HEAD, zip(*cells, strict=True), strict=True) if title != "started"
     }
     out = text_console()
     out.print(history_headline(history))
     out.print()
-    out.print(columns_table(fitting(columns, spare=_SPARE, width=out.width), words=("run", "started", "band")))
+    out.print(columns_table(fitting(columns, spare=_SPARE, width=out.width), words=("run", "band")))
     out.print(f"\n{_legend(history)}")
     for line in (*_bands(history.runs[-1]), *_changes(history)):
         out.print(line)
