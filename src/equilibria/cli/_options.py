@@ -231,7 +231,7 @@ def in_flags(message: str, flags: Mapping[str, str], *, argument: str | None = N
     for name, typed in flags.items():
         is_word = "_" not in name and name not in _NEVER_PROSE and name != argument
         in_formula = rf"(?= ?[=*<>])|(?<=[<>=] ){name}\b|(?<=\*){name}\b" if is_word else ""
-        message = re.sub(rf"(?<![\w-])(?:rule\.)?{name}\b{in_formula}", typed, message)
+        message = re.sub(rf"(?<![\w'-])(?:rule\.)?{name}\b{in_formula}", typed, message)
     return re.sub(r"(--[\w-]+)=None", r"no \1", message)
 
 

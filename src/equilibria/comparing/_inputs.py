@@ -175,7 +175,7 @@ class _Means:
         place, weight = self._place[known], self._weight[known]
         total = np.bincount(place, values[known] * weight, minlength=self._count)
         steps = np.bincount(place, weight, minlength=self._count)
-        return np.divide(total, steps, out=np.full(self._count, np.nan), where=steps > 0)
+        return np.asarray(np.divide(total, steps, out=np.full(self._count, np.nan), where=steps > 0))
 
 
 def _momentum_law(rule: Rule | None, a: Array) -> dict[str, Array]:

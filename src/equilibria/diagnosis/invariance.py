@@ -23,8 +23,9 @@ Successive cosines are correlated, so the standard error is that of the means of
 Without weight decay k does not exist, and only cosines that are 0 up to rounding make a weight look invariant.
 
 The cosine is that of the raw gradient. For SGD this is the gradient that the optimizer uses. Adam divides it by
-sqrt(v), entry by entry, and Lion and Muon take signs or orthogonalise; a scale-invariant weight is orthogonal to the
-raw gradient only, so that this one decides, while k is then an estimate of the effect.
+sqrt(v), entry by entry, and Lion takes signs; a scale-invariant weight is orthogonal to the raw gradient only, so that
+this one decides, while k is then an estimate of the effect. Muon's orthogonal updates hardly go with the raw gradient:
+under it only cosines that are 0 up to rounding make a weight look invariant.
 """
 
 from __future__ import annotations

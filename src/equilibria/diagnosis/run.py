@@ -15,7 +15,7 @@ from equilibria.diagnosis.metadata import entries_by_name, rules_from_metadata
 from equilibria.diagnosis.series import SETTINGS, Array, Series, by_parameter, steps_taken
 from equilibria.diagnosis.siblings import is_plain_sequence, is_row_kind, kind_key, kind_of
 from equilibria.records._metrics import metric_series
-from equilibria.theory.rules import Rule
+from equilibria.theory.rules import Muon, Rule
 
 _TRAINING_LOSS = ("loss", "train_loss", "train/loss", "training_loss", "loss/train")
 
@@ -101,6 +101,8 @@ def invariance(taken: Series, entries: Sequence[Mapping[str, Any]]) -> list[bool
     known = taken.only(cosine=taken.columns["cosine"], decay=decay)
     known = known.where(np.isfinite(known.columns["cosine"]) & np.isfinite(decay))
     for positions, (cosine, in_force) in known.blocks("cosine", "decay"):
+        orthogonal = [(entries[position].get("rule") or {}).get("kind") == Muon.__name__ for position in positions]
+        in_force = np.where(np.array(orthogonal)[:, np.newaxis], 0.0, in_force)
         verdicts = looks_invariant(cosine, in_force, entries=sizes[positions])
         for position, verdict in zip(positions.tolist(), verdicts.tolist(), strict=True):
             if unlabelled[position] and verdict == verdict:

@@ -283,7 +283,11 @@ def _course(name: str, value: float | str | None, log: Log | None, named: Named 
     """A setting from a number, from the metric of a name, or from the metric that is called so."""
     if isinstance(value, str):
         if log is None or value not in log.series:
-            known = "checkpoints have no metrics" if log is None else f"metrics: {', '.join(sorted(log.series)[:12])}"
+            known = (
+                "checkpoints have no metrics"
+                if log is None
+                else f"metrics: {', '.join(map(repr, sorted(log.series)[:12]))}"
+            )
             raise EquilibriaError(
                 f"got {name}={value!r}; expected a number or a logged metric ({known})", argument=name
             )

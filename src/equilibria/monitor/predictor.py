@@ -278,6 +278,8 @@ class Predictor:
     def _judge_invariance(self, measured: MeasuredStep, rule: Rule) -> None:
         if isinstance(rule, Identified):
             _, decay = rule.motion(measured.ww, unit_grad_sq=measured.gg * measured.ww, dim=self._entries)
+        elif isinstance(rule, Muon):
+            decay = np.zeros(1)  # its updates do not go with the raw gradient: only a cosine of 0 decides
         else:
             decay = decay_in_force(
                 {"kind": type(rule).__name__, "dampening": getattr(rule, "dampening", 0.0)},
