@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from equilibria.cli._options import PATH, example, json_option, named
-from equilibria.cli._output import print_json
+from equilibria.cli._output import jsonable, print_json
+
+if TYPE_CHECKING:
+    from equilibria.comparing import JudgedRun
 
 
 @click.command("history", epilog=example("history runs", "history nightly --html history.html"))
@@ -35,7 +40,5 @@ def command(*, runs: tuple[Path, ...], html: Path | None, as_json: bool) -> int:
     return 1 if result.regressed else 0
 
 
-def _runs(runs: object) -> object:
-    from equilibria.cli._output import jsonable
-
-    return [{**jsonable(run), "path": str(run.path), "in_band": run.in_band} for run in runs]  # type: ignore[attr-defined]
+def _runs(runs: Sequence[JudgedRun]) -> list[dict[str, Any]]:
+    return [{**jsonable(run), "path": str(run.path), "in_band": run.in_band} for run in runs]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -417,7 +418,7 @@ def _finding(runs: Sequence[JudgedRun], number: int, run: JudgedRun) -> Finding:
 def _remedy(reference: JudgedRun, run: JudgedRun) -> str:
     if len(run.gone) == reference.layers:
         return "give folders of runs of one network: these two share no layer"
-    return f"compare it cause by cause: equilibria explain {reference.path} {run.path}"
+    return f"compare it cause by cause: equilibria explain {quote(str(reference.path))} {quote(str(run.path))}"
 
 
 def _sentences(run: JudgedRun) -> Iterator[str]:

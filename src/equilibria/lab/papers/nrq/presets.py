@@ -8,7 +8,7 @@ from equilibria.lab.papers.nrq.fig3_networks import ADJUSTED, BASE, Config, Line
 from equilibria.lab.papers.presets import BIAS, LINEAR, NORMS, SCHEDULE, Preset, Settings
 from equilibria.lab.papers.smd.presets import CIFAR, GOYAL, IMAGENET, SILENT, cifar_schedule, rates, sgd
 
-_LINES = "the numbers of its lines were not at hand"
+_LINES = "the text does not state the numbers of its lines"
 
 
 def presets() -> tuple[Preset, ...]:

@@ -33,8 +33,8 @@ _SGDM = Sgd("SGDM", lr=0.5, weight_decay=5e-4, other_lr=0.01, momentum=0.9)
 class Config:
     """A detector on scenes of digits, its learning rate divided by 10 at each of two drops.
 
-    The stages have the lengths of the paper's in units of their time constants (1 - momentum) / (4 lr wd): 24, 0.32 and
-    0.016 there; 15, 0.32 and 0.016 here.
+    The stages have about the lengths of the paper's in units of their time constants (1 - momentum) / (4 lr wd): 24,
+    0.32 and 0.016 there; 30, 0.26 and 0.013 here.
 
     Attributes:
         at_once: window after a drop, in steps.
