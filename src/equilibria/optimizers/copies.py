@@ -60,7 +60,7 @@ def decay_of(group: Group) -> float:
 def rule_groups(optimizer: Any) -> list[Any]:
     """An optimizer's parameter groups; one whose tensors have different flags in their state, one view for each.
 
-    Moonshot's Muon, for one, has matrices for Muon and all others for AdamW in one group; ``use_muon`` distinguishes them.
+    Moonshot's Muon has matrices for Muon and all others for AdamW in one group; ``use_muon`` distinguishes them.
     """
     groups: list[Any] = []
     for group in optimizer.param_groups:
