@@ -31,8 +31,8 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 """Its steps."""
 _SMALL = 1e-7  # torch's ns eps
-_LONGEST_SHORT_SIDE = 64  # of a matrix that stands for a larger one; its spectrum is off by 1 / its square
-_ENTRIES = 1 << 17  # per draw: 32 matrices of 64 x 64, 128 of 32 x 32
+_LONGEST_SHORT_SIDE = 32  # of a matrix that stands for a larger one; its spectrum is off by 1 / its square
+_ENTRIES = 1 << 16  # per draw: 64 matrices of 32 x 32. Products of larger ones take threads, which trainings need
 _MOST_ENTRIES = 1 << 15  # of one matrix
 _CORRELATIONS = (0.35, 0.6, 0.8, 0.9, 0.97)
 _POWERS = (1, 3, 5, 7, 9, 13, 17, 25, 33, 65)
@@ -108,7 +108,7 @@ def _update(short: int, long: int) -> OrthogonalUpdate:
     other = min(max(side, round(side * ratio)), _MOST_ENTRIES)
     draw = np.random.default_rng([side, other])
     shape = max(4, _ENTRIES // (side * other)), side, other
-    first, fresh = draw.standard_normal(shape), draw.standard_normal(shape)
+    first, fresh = draw.standard_normal((2, *shape), dtype=np.float32)
     f = functools.partial(orthogonalised, larger=short / side)
     update = f(first)
     size = float(np.vdot(update, update)) / len(first)
