@@ -95,10 +95,14 @@ def test_the_share_of_the_time_stays_below_its_limit(clock, step_time, times):
     )
 
 
-def test_the_first_steps_cost_little_too(clock):
-    sampled = train(Sampler("auto"), clock, 1000, step_time=1e-2, cost=1e-3)
-    assert sampled.sum() * 1e-3 <= 2 * LIMIT * 1000 * 1e-2
+@pytest.mark.parametrize("load", [0.0, 5.0])
+@pytest.mark.parametrize("cost", [1e-3, 1e-2, 0.1, 1.0])
+def test_the_start_costs_a_second_more_and_has_the_samples_of_a_prediction(clock, cost, load):
+    """Whatever the first sample loads, as compiled code does; the step numbers of samples double at most ten times."""
+    sampled = train(Sampler("auto"), clock, 1000, step_time=1e-2, cost=lambda step: cost + load * (step == 0))
     assert sampled[:2].all()
+    assert sampled.sum() * cost <= 2 * LIMIT * 1000 * 1e-2 + 1.0 + 10 * cost
+    assert sampled[:128].sum() >= 25 or 25 * cost > 1.0
 
 
 def test_free_samples_are_taken_at_every_step(clock):
@@ -152,7 +156,8 @@ def test_the_interval_adapts_when_steps_become_slower_or_faster(clock):
 
 def test_bookkeeping_at_every_step_is_part_of_the_cost(clock):
     sampler = Sampler("auto")
-    sampled = train(sampler, clock, 20_000, step_time=1e-2, cost=1e-3, glance=1e-5)
+    train(sampler, clock, 5000, step_time=1e-2, cost=1e-3, glance=1e-5)
+    sampled = train(sampler, clock, 20_000, step_time=1e-2, cost=1e-3, glance=1e-5, first=5000)
     assert (sampled.sum() * 1e-3 + 20_000 * 1e-5) / (20_000 * 1e-2) <= 1.05 * LIMIT
 
 

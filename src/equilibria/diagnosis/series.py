@@ -253,17 +253,17 @@ def setting_changes(series: Series) -> Array:
 def setting_jumps(series: Series) -> Array:
     """Flag the rows where lr, weight decay or momentum jump, and each parameter's first row.
 
-    A jump is a change by more than a tenth, and by more than three times the change in the same direction at the
-    neighbouring rows: the end of a cosine or the begin of a warm-up is steep, but no jump.
+    A jump is a change by more than a tenth, and by more than three times as much per step as the change in the same
+    direction at the neighbouring rows: the end of a cosine or the begin of a warm-up is steep, but no jump.
     """
     jumped = np.zeros(series.first[-1], dtype=bool)
+    gap = np.maximum(np.diff(series.columns["step"], prepend=0), 1)
     for name in SETTINGS:
         change = _relative_change(series, name)
-        neighbours = np.zeros_like(change)
-        neighbours[1:] = change[:-1]
-        neighbours[:-1] = np.maximum(neighbours[:-1] * np.sign(change[:-1]), change[1:] * np.sign(change[:-1]))
-        neighbours[-1:] *= np.sign(change[-1:])
-        jumped |= (np.abs(change) > _JUMP) & (np.abs(change) > 3 * neighbours)
+        sign, rate = np.sign(change), change / gap
+        neighbours = np.append(0.0, rate[:-1]) * sign
+        neighbours = np.maximum(neighbours, np.append(rate[1:], 0.0) * sign)
+        jumped |= (np.abs(change) > _JUMP) & (np.abs(rate) > 3 * neighbours)
     return _with_first_rows(series, jumped)
 
 

@@ -12,6 +12,8 @@ from equilibria.optimizers.budget import Every, TimeBudget
 
 _SHARE = 0.005  # of the training time for the samples of every="auto": with what the hooks cost, below 1 %
 _LONGEST_INTERVAL = 1000  # steps between samples, however cheap the steps are
+_START_STEPS, _START_SECONDS = 1000, 1.0  # at the start of a run: so many seconds of samples beyond that share
+_START_INTERVAL, _START_RATIO = 4, 1 / 32  # steps between samples there: 4, from step 128 on this of the steps so far
 
 Result = TypeVar("Result")
 
@@ -22,6 +24,8 @@ class Sampler:
     With a fixed ``every``, each optimizer is sampled at every so many of its own steps. With "auto", samples come in
     rounds: when the budget allows a sample, the next step of every optimizer is sampled, so that the samples of all
     layers are of the same time. A jump of lr or weight decay starts a round at once, so that it shows where it happens.
+    In the first 1000 steps, samples of about one second in all may exceed the budget: a prediction needs 25 samples,
+    and a run of 400 steps had 13.
 
     Args:
         every: steps from one sample to the next, or "auto".
@@ -48,6 +52,7 @@ class Sampler:
         self._owed: set[int] = set()  # optimizers whose next step completes the present round
         self._leader: int | None = None  # the optimizer whose step started it
         self._next = 0  # the step that starts the next round
+        self._start_left = _START_SECONDS
         self._spent = 0.0  # seconds of sampling, including the bookkeeping at steps without a sample
         self._last: tuple[int, float, float] | None = None  # step, time and seconds spent at the last sample
         self.latest = 0
@@ -76,19 +81,24 @@ class Sampler:
         return step + 1 >= self._next or optimizer in self._owed
 
     def wish(self, optimizer: int, step: int) -> float:
-        """Steps until the next sample that this process's time budget asks for, after a sample of an optimizer."""
+        """Steps until the next sample that this process asks for, after a sample of an optimizer."""
         self._owed.discard(optimizer)
         if optimizer != self._leader:
             return float(self.every)
         now = time.perf_counter()
         if self._last is not None and step > self._last[0]:
             last_step, then, spent = self._last
-            cost = self._spent - spent
+            cost, loads = self._spent - spent, not self._budget.cost
             self._budget.add_cost(cost)
             self._budget.add_step(max(now - then - cost, 1e-9) / (step - last_step))
+            self._start_left -= 0 if loads else self._budget.cost
         if self._last is None or step > self._last[0]:
             self._last = step, now, self._spent
-        return self._budget.interval()
+        interval = self._budget.interval()
+        if step >= _START_STEPS or self._start_left <= 0:
+            return interval
+        # Divided by the share of the second that is left: an interval that grew at once would look like a gap.
+        return min(interval, max(_START_INTERVAL, _START_RATIO * step) * _START_SECONDS / self._start_left)
 
     def plan_next(self, optimizer: int, step: int, wish: float) -> None:
         """Schedule the next sample; processes that sample together pass the same ``wish``.

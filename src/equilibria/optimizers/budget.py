@@ -53,8 +53,8 @@ class TimeBudget:
         return self.fixed is None
 
     def add_cost(self, seconds: float) -> None:
-        """Record the time that a measurement took."""
-        self.cost = steady_mean(self.cost, seconds)
+        """Record the time that a measurement took. The first ones, which load code, are soon forgotten."""
+        self.cost = steady_mean(min(self.cost, _OUTLIER * seconds), seconds)
 
     def add_step(self, seconds: float) -> None:
         """Record the time that a training step took, without measurements."""
