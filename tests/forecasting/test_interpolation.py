@@ -106,10 +106,10 @@ def test_the_start_of_the_loss_is_that_of_its_first_values_however_long_the_reco
 
 def test_a_memorising_network_is_not_forecast_past_a_fall_of_lr():
     torch.manual_seed(11)
-    net = nn.Sequential(nn.Linear(12, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3))
+    net = nn.Sequential(nn.Linear(48, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3))
     groups = [{"params": net[0].parameters(), "weight_decay": 1e-3}, {"params": net[1:].parameters()}]
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
-    inputs, labels = torch.randn(48, 12), torch.randint(3, (48,))
+    inputs, labels = torch.randn(48, 48), torch.randint(3, (48,))
     with eq.watch(net, optimizer, every=4, invariant=["0.weight"]) as monitor:
         for _ in range(800):
             drawn = torch.randint(48, (16,))

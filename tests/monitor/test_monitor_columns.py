@@ -213,6 +213,7 @@ def test_a_drop_of_the_learning_rate_is_sampled_where_it_happens():
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-3)
     monitor = Monitor(net, optimizer, every="auto")
     monitor._sampler._budget.interval = lambda: 50.0
+    monitor._sampler._start_left = 0.0  # the start of a run is sampled more densely
     for count, lr in ((70, 0.1), (70, 0.01)):
         optimizer.param_groups[0]["lr"] = lr
         train(net, optimizer, count)
