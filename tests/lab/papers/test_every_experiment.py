@@ -42,6 +42,7 @@ LONG = {
     "sharp-resnet",
     "smd-architectures",
     "smd-correlation",
+    "smd-detection",
     "smd-fixed-lr",
     "smd-linear-scaling",
     "smd-momentum",

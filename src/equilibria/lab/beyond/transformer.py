@@ -407,6 +407,7 @@ def _short(name: str) -> str:
 
 
 _SMOKE = Config(
+    seeds=(20, 21, 22),
     width=8,
     layers=1,
     heads=2,

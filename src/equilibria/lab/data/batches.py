@@ -232,9 +232,11 @@ def python_documentation() -> Tensor:
     """
     from pydoc_data.topics import topics
 
-    number = {character: place for place, character in enumerate(_KNOWN)}
+    number = np.full(128, CHARACTERS - 1)
+    number[[ord(character) for character in _KNOWN]] = np.arange(len(_KNOWN))
     whole_text = "\n".join(topics[name] for name in sorted(topics))
-    return torch.tensor([number.get(character, CHARACTERS - 1) for character in whole_text])
+    codes = np.frombuffer(whole_text.encode("utf-32-le"), np.uint32)
+    return torch.from_numpy(number[np.minimum(codes, 127)])
 
 
 class TextBatches:
