@@ -116,6 +116,44 @@ def test_the_norm_of_the_equilibrium(rule, granularity):
     assert held.norm().item() == pytest.approx(there.norm)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Muon])
+def test_a_network_takes_the_path_of_weight_decay_to_rounding(kind):
+    """Closed loop in float64: measured norms, scaled gradients, learning rates of `equilibria.translate`."""
+    steps, decay = 60, 4.0 if kind is torch.optim.AdamW else 0.7
+    lrs = 0.04 * torch.arange(1, steps + 1).clamp(max=10).double().numpy() / 10
+    data = torch.randn(steps, 16, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    rule = getattr(theory, kind.__name__)(0.04, decay)
+    paths, norms = [], []
+    for on_sphere in (False, True):
+        net = nn.Sequential(nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6, eps=1e-30), nn.Tanh()).double()
+        held = net[0].weight
+        with torch.no_grad():
+            held.copy_(5 * weight(6, 5))
+        optimizer = kind([held], lr=1.0, weight_decay=0.0 if on_sphere else decay)
+        factors = [1.0] * steps
+        settings = lrs
+        if on_sphere:
+            optimizer = Hyperball(optimizer, invariant=[held])
+            there = eq.translate(
+                rule, to="sphere", schedule=lrs, steps=steps, norm=norms, scale_gradients=True, shape=(6, 5)
+            )
+            factors, settings = there.gradient, there.lr
+        path = []
+        for step in range(steps):
+            optimizer.zero_grad()
+            net(data[step]).pow(3).sum(1).square().mean().backward()
+            if not on_sphere:
+                norms.append(held.norm().item())
+            held.grad *= float(factors[step])
+            optimizer.param_groups[0]["lr"] = float(settings[step])
+            optimizer.step()
+            path.append(held.detach() / held.norm())
+        paths.append(torch.stack(path))
+    assert min(norms) < 0.6 * norms[0]
+    assert (paths[0] - paths[1]).norm(dim=(1, 2)).max() < 1e-11
+    assert (paths[0][-1] - paths[0][0]).norm() > 0.2
+
+
 def test_the_monitor_knows_it_and_promises_nothing_about_held_weights():
     net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 2))
     optimizer = Hyperball(torch.optim.AdamW(net.parameters(), lr=1e-2), invariant=["0.weight"], model=net)

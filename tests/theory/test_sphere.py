@@ -39,11 +39,11 @@ class Walk:
         self.norm, self.first, self.second = norm, np.zeros(shape), np.zeros(shape)
         self.noise = np.random.default_rng([seed, 1])
 
-    def step(self, lr, weight_decay, *, noise=None):
+    def step(self, lr, weight_decay, *, noise=None, factor=1.0):
         w, rule = self.w, self.rule
         size = np.linalg.norm(w)
         g = self.noise.standard_normal(w.shape) if noise is None else noise
-        g = (g - np.sum(g * w) / size**2 * w) / size
+        g = factor * (g - np.sum(g * w) / size**2 * w) / size
         self.t += 1
         if isinstance(rule, AdamW):
             b1, b2 = rule.betas
@@ -160,6 +160,36 @@ def test_a_measured_norm_gives_the_same_angles_under_any_gradients(rule):
         angles = np.array([fixed.step(held.lr[step], 0.0, noise=noise[step])[0] for step in range(steps)])
         off[name] = np.abs(angles.reshape(-1, 50).mean(1) / np.reshape(free, (-1, 50)).mean(1) - 1).max()
     assert off["measured"] < 0.005 and off["predicted"] > 0.02
+
+
+FAST = [AdamW(0.02, 3.0, betas=(0.9, 0.99)), Lion(7e-3, 8.0, betas=(0.9, 0.95)), Muon(0.08, 0.7, momentum=0.8)]
+
+
+@pytest.mark.parametrize("rule", FAST, ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("radius", [None, 0.7])
+def test_with_scaled_gradients_every_direction_is_that_with_weight_decay(rule, radius):
+    """Bursts and lasting gradients, a norm that falls to a fraction within one memory, warm-up: to rounding."""
+    shape, steps = (6, 4), 150
+    rng = np.random.default_rng(8)
+    noise = rng.standard_normal((steps, *shape)) * rng.lognormal(0.0, 1.5, (steps, 1, 1)) + rng.standard_normal(shape)
+    schedule = Warmup(Cosine(rule.lr, steps=steps, end=0.0), steps=15)
+    lrs = schedule.values(steps)
+    plain, norms, directions = Walk(rule, shape, norm=8.0, seed=1, held=False), [], []
+    for step in range(steps):
+        norms.append(float(np.linalg.norm(plain.w)))
+        plain.step(lrs[step], rule.weight_decay, noise=noise[step])
+        directions.append(plain.w / np.linalg.norm(plain.w))
+    assert min(norms) < 0.5 * norms[0]
+    off = {}
+    for scaled in (True, False):
+        held = to_sphere(rule, schedule, steps=steps, norm=norms, radius=radius, scale_gradients=scaled, shape=shape)
+        fixed = Walk(rule, shape, norm=held.radius, seed=1, held=True)
+        apart = 0.0
+        for step in range(steps):
+            fixed.step(held.lr[step], 0.0, noise=noise[step], factor=held.gradient[step])
+            apart = max(apart, float(np.linalg.norm(fixed.w / held.radius - directions[step])))
+        off[scaled] = apart
+    assert off[True] < 1e-11 and off[False] > 1e-3
 
 
 @given(norm=st.floats(0.1, 10.0), factor=st.floats(0.1, 10.0))

@@ -116,6 +116,7 @@ def translate(
     steps: int | None = None,
     init_norm: float | None = None,
     norm: ArrayLike | None = None,
+    scale_gradients: bool | None = None,
     run: RunLike | None = None,
 ) -> Translation:
     """Settings with the same dynamics at another scale, batch size, weight decay or optimizer; give exactly one.
@@ -148,6 +149,8 @@ def translate(
         init_norm: with ``to="sphere"``: ||w|| at the start, which is held; by default the equilibrium of the first lr.
         norm: with ``to="sphere"``: ||w|| before every step, as a run with weight decay measured it; by default the
             predicted one.
+        scale_gradients: with ``to="sphere"``: whether you multiply the gradient of every step by ``gradient`` of the
+            result, which makes AdamW's averages those with weight decay.
         run: a watched or recorded run, or its directory; with ``batch``, a whole number from 2.
 
     Returns:
@@ -175,7 +178,13 @@ def translate(
         "betas": betas,
         "adjust_lr_fn": adjust_lr_fn,
     }
-    of_sphere = {"schedule": schedule, "steps": steps, "init_norm": init_norm, "norm": norm}
+    of_sphere = {
+        "schedule": schedule,
+        "steps": steps,
+        "init_norm": init_norm,
+        "norm": norm,
+        "scale_gradients": scale_gradients,
+    }
     chosen = [name for name, value in targets.items() if value is not None]
     only_with_to = [name for name, value in (of_optimizer | of_sphere).items() if value is not None]
     if run is not None:
@@ -226,7 +235,7 @@ def _to_sphere(rule: Rule, of_optimizer: Mapping[str, Any], of_sphere: Mapping[s
             raise EquilibriaError(
                 f"got {name} with to='sphere'; expected it only with another optimizer", argument=name
             )
-    others = {name: value for name, value in of_sphere.items() if name != "schedule"}
+    others = {name: value for name, value in of_sphere.items() if name != "schedule" and value is not None}
     scale = {name: of_optimizer[name] for name in ("dim", "shape")}
     return to_sphere(rule, rule.lr if of_sphere["schedule"] is None else of_sphere["schedule"], **others, **scale)
 

@@ -10,10 +10,12 @@ the equilibrium of some weight decay, and every path with weight decay is a path
 
     lr on the sphere = c R lr / ((1 - lr wd) ||w||),      ||w|| the norm that weight decay leaves, step by step
 
-if the update has no scale of its own (AdamW, Lion, Muon), because the gradient of a scale-invariant weight has the same
-direction at any norm. Its length is 1 / ||w||, so that the averages of AdamW compare gradients of different norms while
-the norm changes: c^2 is the average of 1 / ||w||^2 over the memory of the update's size over that of the second moment;
-1 for Lion and Muon.
+if the update has no scale of its own (AdamW, Lion, Muon), because the gradient of a scale-invariant weight has the
+same direction at any norm. Its length goes as 1 / ||w||, so that averages with weight decay mix gradients of
+different norms while the norm changes, and those on the sphere do not: c^2 is the average of 1 / ||w||^2 over the
+memory of the update's size over that of AdamW's second moment; 1 for Lion and Muon. That is right for independent
+gradients. With the gradients on the sphere multiplied by R / ||w|| all averages are those with weight decay, c is 1,
+and both paths have the same direction at every step, for any gradients.
 """
 
 from __future__ import annotations
@@ -143,12 +145,14 @@ class SphereTranslation(Translation):
         angle: predicted radians of every step, the same for both.
         norm: predicted ||w|| before every step with weight decay.
         radius: ||w|| on the sphere.
+        gradient: factor on the gradient of every step of the new optimizer.
     """
 
     lr: Array = dataclasses.field(default_factory=lambda: np.zeros(0))
     angle: Array = dataclasses.field(default_factory=lambda: np.zeros(0))
     norm: Array = dataclasses.field(default_factory=lambda: np.zeros(0))
     radius: float = 1.0
+    gradient: Array = dataclasses.field(default_factory=lambda: np.zeros(0))
 
 
 @law("", "steps on a sphere", derived="lr R / ((1 - lr wd) ||w||), ||w|| from the moment recursion")
@@ -161,6 +165,7 @@ def to_sphere(
     init_norm: float | None = None,
     norm: ArrayLike | None = None,
     radius: float | None = None,
+    scale_gradients: bool = False,
     dim: float | None = None,
     shape: tuple[int, int] | None = None,
 ) -> SphereTranslation:
@@ -178,6 +183,8 @@ def to_sphere(
         norm: ||w|| before every step with weight decay, where a run has measured it; by default the predicted one, from
             which a network's is off by a few per cent, because its gradients are not independent.
         radius: R; by default the norm at the start, so that training starts from the same weights.
+        scale_gradients: whether you multiply the gradient of every step on the sphere by ``gradient`` of the result,
+            R / ||w_t||. With the norms of a run, ``norm``, the path is then that of the run to rounding.
         dim: number of entries (AdamW, Lion).
         shape: (rows, columns) (Muon), by default the rule's.
 
@@ -200,7 +207,8 @@ def to_sphere(
     path = _path(rule, lrs, decays, start, size)
     norms = path.norm[:-1] if measured is None else measured
     held = float(norms[0]) if radius is None else positive("radius", radius)
-    on_sphere = held * lrs * _relative_size(rule, norms, start) / ((1 - lrs * decays) * norms)
+    size_ratio = np.ones(count) if scale_gradients else _relative_size(rule, norms, start)
+    on_sphere = held * lrs * size_ratio / ((1 - lrs * decays) * norms)
     return SphereTranslation(
         dataclasses.replace(rule, lr=float(on_sphere.max()), weight_decay=0.0),
         held / float(norms[0]),
@@ -210,6 +218,7 @@ def to_sphere(
         angle=path.angle * path.norm[:-1] / norms,
         norm=norms,
         radius=held,
+        gradient=held / norms if scale_gradients else np.ones(count),
     )
 
 
@@ -276,6 +285,7 @@ def from_sphere(
         angle=path.angle,
         norm=norm,
         radius=radius,
+        gradient=np.ones(count),
     )
 
 
