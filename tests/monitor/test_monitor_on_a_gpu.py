@@ -7,8 +7,10 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import equilibria.monitor.monitor as monitor_module
+from equilibria.errors import WatchWarning
 from equilibria.monitor.monitor import Monitor
 from equilibria.tensors import device_queue, inner_products, subsample
 
@@ -100,3 +102,45 @@ def test_the_samples_are_those_of_main_memory(as_on_a_gpu, name, every, trouble)
 def test_a_weight_without_a_gradient_for_a_step_is_not_noted_as_changed():
     rows, _ = samples(OPTIMIZERS["SGD"], 1, no_gradient)
     assert [row["note"] for row in rows if row["param"] == "0"] == [*[None] * 3, "no gradient", *[None] * 3]
+
+
+class Nothing(TorchDispatchMode):
+    """Allows no operation."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        raise AssertionError(f"{function} during a capture")
+
+
+def test_a_step_that_a_graph_records_is_left_alone(as_on_a_gpu, monkeypatch):
+    launched = as_on_a_gpu()
+    net = nn.ParameterList([nn.Parameter(torch.randn(6, 5))])
+    optimizer = OPTIMIZERS["AdamW"](net.parameters())
+    net[0].grad = torch.randn(6, 5)
+
+    def forbidden(*_args, **_kwargs):
+        raise AssertionError("an event during a capture")
+
+    with Monitor(net, optimizer, every=1) as monitor:
+        for is_captured in (False, False, True, True, False, True, False):
+            if not is_captured:
+                optimizer.step()
+                continue
+            before, pre, post = len(launched), optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+            with monkeypatch.context() as patch:
+                patch.setattr(torch.cuda, "is_initialized", lambda: True)
+                patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+                patch.setattr(device_queue, "has_queue", lambda _device: True)
+                patch.setattr(torch.cuda, "Event", forbidden)
+                patch.setattr(torch.cuda, "current_stream", forbidden)
+                with Nothing():  # the hooks alone: a capture records the step, it does not take it
+                    if not monitor._hooks[0]._has_seen_graph:
+                        with pytest.warns(WatchWarning, match="AdamW that a CUDA graph replays run no hooks"):
+                            next(iter(pre.values()))(optimizer, (), {})
+                    else:
+                        next(iter(pre.values()))(optimizer, (), {})
+                    next(iter(post.values()))(optimizer, (), {})
+            assert len(launched) == before
+        assert monitor.failure is None
+        rows = monitor.samples().to_pylist()
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert [row["note"] for row in rows] == [None] * 4

@@ -23,6 +23,8 @@ After the step
       with the move reads the weights once instead of twice.
     - What every weight looks like, to compare with before the next step.
 
+A step that is recorded into a CUDA graph is not taken: the hooks do nothing then. Replays of the graph run no hooks.
+
 A finished reading goes to one callback. The hooks never see what becomes of it.
 """
 
@@ -36,7 +38,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from equilibria.errors import EquilibriaError
+from equilibria.errors import EquilibriaError, WatchWarning, warn_in_training
 from equilibria.findings import Finding
 from equilibria.monitor.half_precision import IntendedUpdates, with_masters
 from equilibria.monitor.loss_scaling import SkippedSteps
@@ -63,7 +65,7 @@ from equilibria.optimizers.controllers import (
 from equilibria.optimizers.copies import rule_groups
 from equilibria.optimizers.in_force import not_in_force
 from equilibria.optimizers.rules import GroupRule, follows, rule_of_group
-from equilibria.tensors.device_queue import mark
+from equilibria.tensors.device_queue import is_capturing, mark
 from equilibria.tensors.inner_products import CopyPass, MovesPass, ProductsPass
 from equilibria.tensors.layout import densify, is_sharded, local, rows
 from equilibria.tensors.parameters import Watched
@@ -132,6 +134,7 @@ class OptimizerHooks:
         self._is_due = False
         self._last_sampled = -2  # count of the last sampled step
         self._in_step, self._in_hook = False, False
+        self._has_seen_graph = False
         self._handles: list[Any] = []
         self.attach(optimizer)
 
@@ -237,6 +240,10 @@ class OptimizerHooks:
     def _before(self, _optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._is_silent:
             return
+        if is_capturing():
+            self._in_step = False
+            self._warn_of_graph()
+            return
         # This also cleans up after a step that raised. A step may call its base class's step, which runs the hooks too:
         # then the inner step is the one that counts.
         self._in_step, self._in_hook, self._reading = True, True, None
@@ -264,6 +271,14 @@ class OptimizerHooks:
                 self._on_reading(self._index, reading)
         finally:
             self._in_hook = False
+
+    def _warn_of_graph(self) -> None:
+        if not self._has_seen_graph:
+            self._has_seen_graph = True
+            kind = type(self.optimizer).__name__
+            warn_in_training(
+                f"steps of {kind} that a CUDA graph replays run no hooks: they are not watched", WatchWarning
+            )
 
     def _look_before(self, *, has_closure: bool) -> None:
         self.skipped.look(self.step, self.optimizer, search=self._is_due)

@@ -23,6 +23,11 @@ def is_on_device(tensor: Tensor) -> bool:
     return not tensor.is_cpu
 
 
+def is_capturing() -> bool:
+    """Whether the present stream records work into a CUDA graph instead of doing it: nothing may be read or awaited."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+
+
 def mark(device: torch.device) -> Any:
     """A mark in the device's queue, None where there is none; `seconds_between` measures from one to another."""
     if not has_queue(device):
