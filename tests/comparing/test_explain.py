@@ -23,7 +23,7 @@ from equilibria.control import AngularSchedule
 from equilibria.diagnosis.run import sampled_run
 from equilibria.errors import EquilibriaError
 from equilibria.records import RecordWriter
-from equilibria.theory import SGD, AdamW
+from equilibria.theory import SGD, AdamW, Lion
 from equilibria.theory.gain import advance_by_gain
 
 SGDM, ADAM = SGD(0.1, 2e-3, momentum=0.9), AdamW(3e-3, 0.3, betas=(0.9, 0.95))
@@ -195,6 +195,46 @@ def test_other_optimizers_are_one_cause_with_their_lr():
     result = eq.explain(evolved_run(SGDM), evolved_run(ADAM, seed=1))
     assert "optimizer" in [each.name for each in result.causes]
     assert not {"lr", "momentum", "gradient size", "alignment"} & set(result.parts)
+
+
+def test_nesterov_and_betas_of_lion_are_momentum():
+    """Neither is seen in the column of the momentum, which is the same."""
+    nesterov = dataclasses.replace(SGDM, nesterov=True)
+    result = eq.explain(evolved_run(nesterov), evolved_run(SGDM, seed=1))
+    assert result.causes[0].name == "momentum"
+    assert "(nesterov: True in A, False in B)" in result.causes[0].sentence
+    assert result.change.code == 'optimizer.param_groups[0]["nesterov"] = True'
+    lion = Lion(1e-3, 0.1, betas=(0.9, 0.99))
+    result = eq.explain(evolved_run(lion), evolved_run(dataclasses.replace(lion, betas=(0.9, 0.9)), seed=1))
+    assert result.causes[0].name == "momentum"  # its memory of 100 steps fills, which shows as alignment
+    assert "second beta: 0.99 in A, 0.9 in B" in result.causes[0].sentence
+    assert result.change.code == 'optimizer.param_groups[0]["betas"] = (0.9, 0.99)'
+
+
+def test_a_recorded_setting_is_part_of_the_change_however_little_it_closes():
+    lion = Lion(1e-3, 0.1, betas=(0.9, 0.99))
+    change = eq.explain(evolved_run(lion), evolved_run(dataclasses.replace(lion, lr=2e-3), seed=1)).change
+    assert change.code == 'optimizer.param_groups[0]["lr"] = 1e-3'
+    assert "what was measured may be a consequence of it" in change.sentence
+
+
+def test_a_recorded_setting_that_no_law_has_is_named_beside_what_was_measured():
+    a, b = evolved_run(SGDM), evolved_run(SGDM, seed=1, unit_grad_sq=9.0)
+    for run, size in ((a, 32), (b, 8)):
+        run.metadata["batch_size"] = size
+    (cause,) = eq.explain(a, b).causes
+    assert cause.name == "gradient size"
+    assert "of the recorded settings this may be batch size: 32 in A, 8 in B; or other data" in cause.sentence
+
+
+def test_settings_as_a_change_and_as_a_difference():
+    a = evolved_run(SGDM)
+    b = evolved_run(SGDM, lr=lambda step: 0.1 if step < 300 else 0.01, seed=1)
+    (setting,) = eq.explain(a, b).settings
+    assert (setting.first_step, setting.factor) == (300, 0.1)
+    assert setting.sentence == "lr: 0.1 in A, 0.1 → 0.01 in B from step 300"
+    assert str(setting) == "lr x 0.1 (0.1 before, 0.1 → 0.01 now from step 300)"
+    assert str(eq.explain(evolved_run(ADAM), a).settings[-1]) == "law AdamW -> SGD"
 
 
 # ---- what can be pasted runs

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from equilibria.records.tables import METRIC_FIELDS, SAMPLE_FIELDS
-from equilibria.theory import AdamW, cold_start, evolve
+from equilibria.theory import cold_start, evolve
 
 LAYERS = ("0.weight", "3.weight", "6.weight")
 ENTRIES = 4096
@@ -51,7 +51,7 @@ def evolved_run(
             "param": [name] * len(chosen),
             "lr": lrs[chosen],
             "weight_decay": np.full(len(chosen), rule.weight_decay),
-            "momentum": np.full(len(chosen), rule.betas[0] if isinstance(rule, AdamW) else rule.momentum),
+            "momentum": np.full(len(chosen), rule.betas[0] if hasattr(rule, "betas") else rule.momentum),
             "norm": norm,
             "grad_norm": np.sqrt(unit_grad_sq) / norm * noise,
             "cosine": np.zeros(len(chosen)),

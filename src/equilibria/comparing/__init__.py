@@ -11,7 +11,6 @@ from equilibria.comparing._causes import Cause
 from equilibria.comparing._change import AngleCurve, Change
 from equilibria.comparing._explanation import Explanation, LayerDifference, LoggedDifference, explain
 from equilibria.comparing._history import Departure, History, JudgedRun, history
-from equilibria.comparing._setting_changes import SettingChange
 from equilibria.comparing._settings import SettingDifference
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "JudgedRun",
     "LayerDifference",
     "LoggedDifference",
-    "SettingChange",
     "SettingDifference",
     "explain",
     "history",

@@ -20,7 +20,14 @@ from equilibria.comparing._differences import (
     START,
     Differences,
 )
-from equilibria.comparing._settings import SettingDifference, clipped_at, entry, looks_invariant, rounds
+from equilibria.comparing._settings import (
+    OF_MOMENTUM,
+    SettingDifference,
+    clipped_at,
+    entry,
+    looks_invariant,
+    rounds,
+)
 from equilibria.diagnosis.run import SampledRun
 from equilibria.findings import counted, joined, percent, plain, rounded
 from equilibria.theory._reals import Array
@@ -184,10 +191,8 @@ _DOES = {
     CLIPPING: "clipping of the gradients",
     ROUNDING: "the number format of the weights, which rounds updates",
 }
-_MEASURED_WORDS = (
-    "measured, and no recorded setting: other data, labels or batches, a course that other seeds do not take, or a "
-    "consequence of another cause"
-)
+_ELSE = "other data, labels or batches, a course that other seeds do not take, or a consequence of another cause"
+_STAND_ALONE = (LR, DECAY, MOMENTUM, OPTIMIZER, "law", "nesterov", "dampening", "controllers", "frozen parameters")
 
 
 def _sentence(
@@ -231,8 +236,8 @@ def _evidence(
     settings: Sequence[SettingDifference],
 ) -> str:
     if name in (LR, DECAY, MOMENTUM, OPTIMIZER):
-        words = [each.sentence(len(parts.names)) for each in settings if each.name == name]
-        return "; ".join(words) or "its values differ from step to step"
+        own = {MOMENTUM: (name, *OF_MOMENTUM), OPTIMIZER: (name, LR, MOMENTUM, *OF_MOMENTUM)}.get(name, (name,))
+        return _told(settings, own) or "its values differ from step to step"
     first, second = parts.inputs
     if name == START:
         ratio = np.exp(np.mean((first.start - second.start)[positions]) / 2)
@@ -245,17 +250,29 @@ def _evidence(
         formats = [entry(run, parts.names[0]).get("dtype") for run in (a, b)]
         return f"weights are {formats[0]} in A and {formats[1]} in B; includes what else alignment does"
     if name == RESCALING:
-        return (
-            "; ".join(each.sentence(len(parts.names)) for each in settings if each.name == "controllers")
-            or "norms changed between steps"
-        )
+        return _told(settings, ("controllers",)) or "norms changed between steps"
     if name == SKIPPED:
         shares = [float(1 - run.taken.mean()) for run in parts.inputs]
         return f"{percent(shares[0])} of the steps in A and {percent(shares[1])} in B"
     if name == SIZE:
         ratio = np.exp(np.mean(np.log(first.size / second.size)[:, positions]) / 2)
-        return f"{plain(float(ratio), digits=3)} times the length in A, at equal norms; {_MEASURED_WORDS}"
-    return _MEASURED_WORDS
+        return f"{plain(float(ratio), digits=3)} times the length in A, at equal norms; {_measured(settings)}"
+    return _measured(settings)
+
+
+def _told(settings: Sequence[SettingDifference], names: Sequence[str]) -> str:
+    return "; ".join(each.sentence for each in settings if each.name in names)
+
+
+def _measured(settings: Sequence[SettingDifference]) -> str:
+    """What may make other gradients: a recorded setting that no other cause stands for, or something unrecorded."""
+    others = [each for each in settings if each.name not in _STAND_ALONE and not each.is_version]
+    told = "; ".join(each.sentence for each in others)
+    return (
+        f"measured; of the recorded settings this may be {told}; or {_ELSE}"
+        if told
+        else f"measured, and no recorded setting: {_ELSE}"
+    )
 
 
 def _frozen(still: Mapping[str, tuple[bool, bool]], count: int) -> Cause:

@@ -73,9 +73,10 @@ class Change:
             return (
                 "no setting of the optimizer gives B the angles of A; a schedule of the angle does, where it is shown"
             )
+        more = "; what was measured may be a consequence of it" if self.closes < _WORTH_IT else ""
         return (
             f"{joined(list(self.causes))} of A in B: by the recursion this closes {percent(max(self.closes, 0.0))} of "
-            "what the causes above make"
+            f"what the causes above make{more}"
         )
 
 
@@ -94,7 +95,10 @@ def smallest_change(parts: Differences, causes: Sequence[Cause], a: SampledRun, 
     chosen = min((each for each in gaps if gaps[each] <= enough), key=lambda each: (len(each), gaps[each]))
     closes = 1 - gaps[chosen] / without if without > 0 else math.nan
     schedule = _schedule(a, parts.names)
-    if not chosen or closes < _WORTH_IT:
+    if not chosen or closes < _WORTH_IT:  # what is recorded to differ may have made what was measured
+        chosen = tuple(row for row in free if parts.causes[row] != START)
+        closes = 1 - gaps[chosen] / without if without > 0 else math.nan
+    if not chosen:
         return Change((), math.nan, "", schedule)
     names = tuple(parts.causes[row] for row in chosen)
     lines = [line for name in names for line in _WRITERS[name](parts, a, b)]
@@ -122,15 +126,14 @@ def _groups(names: Sequence[str], run: SampledRun) -> dict[tuple[int, int], list
 
 
 def _per_group(
-    parts: Differences, a: SampledRun, b: SampledRun, line: Callable[[str, str], list[str]], column: str
+    parts: Differences, a: SampledRun, b: SampledRun, settings: Callable[[SampledRun, str], list[str]]
 ) -> list[str]:
-    """The lines for every parameter group of B whose setting differs from that of A."""
+    """The settings of A for every parameter group of B, as far as B has others."""
     lines = []
     for (optimizer, group), layers in _groups(parts.names, b).items():
-        mine, other = (run.series.of(run.series.names.index(layers[0]))[column] for run in (a, b))
-        if not np.array_equal(np.unique(mine), np.unique(other)):
-            which = "optimizer" if optimizer == 0 else f"optimizers[{optimizer}]"
-            lines += line(f"{which}.param_groups[{group}]", layers[0])
+        which = "optimizer" if optimizer == 0 else f"optimizers[{optimizer}]"
+        mine, other = (settings(run, layers[0]) for run in (a, b))
+        lines += [f"{which}.param_groups[{group}]{each}" for each in mine if each not in other]
     return lines
 
 
@@ -140,18 +143,18 @@ def _lr_lines(parts: Differences, a: SampledRun, b: SampledRun) -> list[str]:
     ratio = first.lr / np.where(second.lr > 0, second.lr, np.nan)
     step, rates = _lr_course(a, parts.names[0])
     if np.ptp(rates) <= 1e-9 * rates.max():
-        return _per_group(parts, a, b, lambda group, _: [f'{group}["lr"] = {three_digits(float(rates[0]))}'], "lr")
+        return _per_group(parts, a, b, lambda run, layer: [f'["lr"] = {three_digits(_peak(run, layer))}'])
     factor = float(np.nanmedian(ratio))
     if np.nanmax(np.abs(ratio / factor - 1)) < 1e-6:
-        comment = "  # before its scheduler is made"
-        return _per_group(parts, a, b, lambda group, _: [f'{group}["lr"] *= {short(factor)}{comment}'], "lr")
+        times = f'["lr"] *= {short(factor)}  # before its scheduler is made'
+        return _per_group(parts, a, b, lambda run, _: [times] if run is a else [])
+    scheduler = f"scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, {_function(step, rates / rates.max())})"
+    peaks = _per_group(parts, a, b, lambda run, layer: [f'["lr"] = {three_digits(_peak(run, layer))}'])
+    return [*peaks, scheduler]
 
-    def peak(group: str, layer: str) -> list[str]:
-        return [f'{group}["lr"] = {three_digits(float(_lr_course(a, layer)[1].max()))}']
 
-    curve = _function(step, rates / rates.max())
-    scheduler = f"scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, {curve})"
-    return [*_per_group(parts, a, b, peak, "lr"), scheduler]
+def _peak(run: SampledRun, name: str) -> float:
+    return float(_lr_course(run, name)[1].max())
 
 
 def _lr_course(run: SampledRun, name: str) -> tuple[NDArray[np.int64], Array]:
@@ -161,25 +164,25 @@ def _lr_course(run: SampledRun, name: str) -> tuple[NDArray[np.int64], Array]:
 
 
 def _decay_lines(parts: Differences, a: SampledRun, b: SampledRun) -> list[str]:
-    def line(group: str, layer: str) -> list[str]:
-        rows = a.series.of(a.series.names.index(layer))
+    def settings(run: SampledRun, layer: str) -> list[str]:
+        rows = run.series.of(run.series.names.index(layer))
         values = rows["weight_decay"][np.isfinite(rows["weight_decay"])]
         moves = "" if np.ptp(values) == 0 else "  # the median: A changes it"
-        return [f'{group}["weight_decay"] = {three_digits(float(np.median(values)))}{moves}']
+        return [f'["weight_decay"] = {three_digits(float(np.median(values)))}{moves}']
 
-    return _per_group(parts, a, b, line, "weight_decay")
+    return _per_group(parts, a, b, settings)
 
 
 def _momentum_lines(parts: Differences, a: SampledRun, b: SampledRun) -> list[str]:
-    def line(group: str, layer: str) -> list[str]:
-        rows = a.series.of(a.series.names.index(layer))
-        value = float(np.nanmedian(rows["momentum"]))
-        rule: dict[str, Any] = dict(entry(a, layer).get("rule") or {})
+    def settings(run: SampledRun, layer: str) -> list[str]:
+        value = short(float(np.nanmedian(run.series.of(run.series.names.index(layer))["momentum"])))
+        rule: dict[str, Any] = dict(entry(run, layer).get("rule") or {})
         if rule.get("betas"):
-            return [f'{group}["betas"] = ({short(value)}, {short(rule["betas"][1])})']
-        return [f'{group}["momentum"] = {short(value)}']
+            return [f'["betas"] = ({value}, {short(rule["betas"][1])})']
+        others = [f'["{name}"] = {rule[name]}' for name in ("dampening", "nesterov") if name in rule]
+        return [f'["momentum"] = {value}', *others]
 
-    return _per_group(parts, a, b, line, "momentum")
+    return _per_group(parts, a, b, settings)
 
 
 def _start_lines(parts: Differences, a: SampledRun, b: SampledRun) -> list[str]:

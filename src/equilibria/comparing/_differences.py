@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from equilibria.comparing._inputs import Inputs, filled, powers, read_inputs, stretch_edges
 from equilibria.comparing._replay import Replay, coalitions, least_angle, replay, shapley
-from equilibria.comparing._settings import same_course
+from equilibria.comparing._settings import momentum_options, same_course
 from equilibria.diagnosis.run import SampledRun
 from equilibria.theory._reals import Array
 
@@ -104,7 +104,8 @@ def _of_one_schedule(
     for column, name in enumerate(names):
         few = int(np.argmin([run.series.counts[run.series.names.index(name)] for run in runs]))
         for setting, keys in _SCHEDULED.items():
-            if not same_course(*runs, name, setting):
+            other_updates = setting == "momentum" and len({momentum_options(run, name) for run in runs}) > 1
+            if other_updates or not same_course(*runs, name, setting):
                 continue
             for key in keys:
                 old, new = changed[few][key][:, column], getattr(inputs[1 - few], key)[:, column]

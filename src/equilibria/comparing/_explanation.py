@@ -14,7 +14,13 @@ from equilibria._display import Printable, renderer
 from equilibria.comparing._causes import FEWEST_SAMPLES, Cause, fewest_samples, ranked_causes
 from equilibria.comparing._change import AngleCurve, Change, angle_curve, smallest_change
 from equilibria.comparing._differences import Differences, differences
-from equilibria.comparing._settings import SettingDifference, frozen_names, optimizer_kind, setting_differences
+from equilibria.comparing._settings import (
+    SettingDifference,
+    differing_layers,
+    frozen_names,
+    optimizer_kind,
+    setting_differences,
+)
 from equilibria.diagnosis.run import SampledRun, sampled_run
 from equilibria.errors import EquilibriaError
 from equilibria.findings import counted, joined, percent, plain
@@ -196,7 +202,7 @@ def explain(a: RunLike, b: RunLike) -> Explanation:
     _check_steps(first, second, compared)
     same = all(optimizer_kind(first, name) == optimizer_kind(second, name) for name in compared)
     parts = differences(first, second, compared, same_optimizer=same)
-    settings = setting_differences(first, second, names)
+    settings = setting_differences(first, second)
     still = _frozen(first, second) | {name: pair for name, pair in at_rest.items() if pair[0] != pair[1]}
     causes = ranked_causes(parts, first, second, settings=settings, still=still)
     if (fewest := fewest_samples((first, second), compared)) < FEWEST_SAMPLES:
@@ -248,12 +254,11 @@ def _common(a: SampledRun, b: SampledRun) -> tuple[list[str], list[str]]:
             f"got two runs without a common layer: A has {joined(list(a.series.names))}, B has "
             f"{joined(list(b.series.names))}; expected two runs of one network"
         )
-    notes = []
-    for word, run, other in (("A", a, b), ("B", b, a)):
-        frozen = frozen_names(other)
-        only = [name for name in run.series.names if name not in names and name not in frozen]
-        if only:
-            notes.append(f"only in {word}, and not compared: {joined(only)}")
+    notes = [
+        f"only in {word}, and not compared: {joined(only)}"
+        for word, only in (("A", differing_layers(a, b)), ("B", differing_layers(b, a)))
+        if only
+    ]
     lasts = [int(run.series.columns["step"].max()) for run in (a, b)]
     if lasts[0] != lasts[1]:
         notes.append(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from equilibria._display import Printable, renderer
 from equilibria.comparing._bands import Departures, departures, unusual_count
-from equilibria.comparing._setting_changes import SettingChange, setting_changes
+from equilibria.comparing._settings import SettingDifference, setting_differences
 from equilibria.diagnosis import faults
 from equilibria.diagnosis.run import sampled_run
 from equilibria.diagnosis.spikes import spikes
@@ -93,8 +93,8 @@ class JudgedRun:
     band: dict[str, tuple[float, float]] | None
     spikes: int
     last_loss: float | None
-    changes: tuple[SettingChange, ...]
-    unlike: tuple[SettingChange, ...]
+    changes: tuple[SettingDifference, ...]
+    unlike: tuple[SettingDifference, ...]
     compared_with: tuple[str, ...]
     departures: tuple[Departure, ...]
     gone: tuple[str, ...]
@@ -312,12 +312,12 @@ class _Changes:
     """Setting changes between two runs, each pair compared once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], tuple[SettingChange, ...]] = {}
+        self._known: dict[tuple[int, int], tuple[SettingDifference, ...]] = {}
 
-    def __call__(self, before: _Measured, after: _Measured) -> tuple[SettingChange, ...]:
+    def __call__(self, before: _Measured, after: _Measured) -> tuple[SettingDifference, ...]:
         key = id(before), id(after)
         if key not in self._known:
-            self._known[key] = setting_changes(before.run, after.run)
+            self._known[key] = setting_differences(before.run, after.run)
         return self._known[key]
 
 

@@ -13,7 +13,8 @@ B is ||g||^2 ||w||^(2p - 2) under SGD and SGDW, the number of entries under Adam
 share of a gradient that persists over the memory of the momentum (0 for independent gradients, 1 for constant ones),
 rho below 1 where successive gradients turn back. These numbers do not depend on the momentum, so that it can be
 switched by itself.
-Other optimizers have updates of one size: there B, n and F are 1, and rho and gamma hold all that is measured.
+Other optimizers have updates of one size: there B and n are 1 and sigma is 0, so that the momentum acts through F (1 if
+unknown) alone, and rho and gamma hold all that is measured.
 """
 
 from __future__ import annotations
@@ -146,8 +147,9 @@ def _of_layer(
         kappa = taken(angle_sq * norm_sq**p) / (lr_sq * size * law["noise"])
         gain = np.where(turned > 0, grown / turned, 0.0)
         coupling = in_force / (taken(columns["lr"]) * wd * law["damping"])
-        persistent = (kappa > 1) & (law["gain"] > 1)
-        sigma = np.where(persistent, (kappa - 1) / (law["gain"] - 1), np.where(law["gain"] > 1, 0.0 * kappa, np.nan))
+        adds_up = (law["gain"] > 1) & isinstance(rule, SGD | SGDW | AdamW | AdamL2)  # persistent gradients
+        persistent = (kappa > 1) & adds_up
+        sigma = np.where(persistent, (kappa - 1) / (law["gain"] - 1), np.where(adds_up, 0.0 * kappa, np.nan))
     return law | {
         "angle": np.sqrt(angle_sq_mean),
         "taken": share,

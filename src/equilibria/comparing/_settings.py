@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +10,18 @@ import numpy as np
 
 from equilibria.diagnosis.metadata import three_digits
 from equilibria.diagnosis.run import SampledRun
-from equilibria.findings import joined
+from equilibria.diagnosis.series import SETTINGS
+from equilibria.findings import joined, plain
 from equilibria.theory._reals import Array
 
 _AT_LIMIT, _OFTEN = 0.02, 0.2  # relative distance from the largest gradient, and the share of steps within it
 _FEWEST_STEPS = 20
 _EQUAL, _BETWEEN = 1e-6, 0.05  # relative: settings at one step, which float32 may round; and between samples
 _ROUNDING = ("bfloat16", "float16")
-_RECORDED = {"lr": "lr", "weight_decay": "weight decay", "momentum": "momentum"}
-_OF_RULE = {"nesterov", "dampening", "betas", "kind", "lr", "weight_decay", "momentum"}
+_OF_LAYERS = {"dtype": "number format", "shape": "shape"}
+OF_MOMENTUM = ("law", "nesterov", "dampening", "second beta")
+_OF_RULE = {"kind", "lr", "weight_decay", "momentum", "shape"}  # told by the optimizer, the samples and the layer
+_THEN = " → "
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,38 +30,127 @@ class SettingDifference:
 
     Attributes:
         name: of the setting.
-        a: its value in A, in words.
+        a: its value in A, the earlier run of a history, in words.
         b: its value in B.
         layers: the layers for which it differs; empty for a setting of the whole run.
+        of_layers: how many layers both runs have.
+        first_step: the first step that both runs sampled at which lr, weight decay or momentum differ; else None.
+        factor: B's value over A's, where it is the same at all such steps; else None.
+        is_version: whether it is the version of a library, which is no setting of the training.
     """
 
     name: str
     a: str
     b: str
     layers: tuple[str, ...] = ()
+    of_layers: int = 0
+    first_step: int | None = None
+    factor: float | None = None
+    is_version: bool = False
 
-    def sentence(self, count: int) -> str:
-        """What differs, of ``count`` common layers."""
-        where = "" if len(self.layers) in (0, count) else f" ({joined(self.layers)})"
-        return f"{self.name}: {self.a} in A, {self.b} in B{where}"
+    @property
+    def sentence(self) -> str:
+        """What differs, A and B by their names."""
+        return f"{self.name}{self._where}: {self.a} in A, {self.b} in B{self._since}"
+
+    def __str__(self) -> str:
+        joint = f"{self.a} before, {self.b} now" if _THEN in self.a + self.b else f"{self.a} -> {self.b}"
+        times, values = f" x {plain(self.factor)}" if self.factor else "", f"{joint}{self._since}"
+        return f"{self.name}{self._where}{times} ({values})" if times else f"{self.name}{self._where} {values}"
+
+    @property
+    def _where(self) -> str:
+        return f" of {joined(self.layers, most=3)}" if 0 < len(self.layers) < self.of_layers else ""
+
+    @property
+    def _since(self) -> str:
+        return f" from step {self.first_step:,}" if self.first_step else ""
 
 
-def setting_differences(a: SampledRun, b: SampledRun, names: Sequence[str]) -> tuple[SettingDifference, ...]:
-    """All recorded settings that differ, those of layers first."""
-    found: list[SettingDifference] = []
-    for column, name in _RECORDED.items():
-        differ = [layer for layer in names if not same_course(a, b, layer, column)]
-        found += _of_layers(name, differ, lambda run, layer, column=column: _course(run, layer, column), a, b)
-    found += _of_layers("optimizer", names, _optimizer, a, b)
-    for key in sorted(_options(a, names) | _options(b, names)):
-        found += _of_layers(key, names, lambda run, layer, key=key: _option(run, layer, key), a, b)
-    found += _of_layers("number format", names, lambda run, layer: str(entry(run, layer).get("dtype", "")), a, b)
-    found += _of_layers("shape", names, lambda run, layer: str(entry(run, layer).get("shape", "")), a, b)
+def setting_differences(a: SampledRun, b: SampledRun) -> tuple[SettingDifference, ...]:
+    """All recorded settings that differ, those of layers first; the same for every order of the layers."""
+    both = [name for name in b.series.names if name in set(a.series.names)]
+    return (*_of_layers(a, b, both), *_of_run(a, b))
+
+
+def differing_layers(a: SampledRun, b: SampledRun) -> tuple[str, ...]:
+    """The layers of A that B has not, and has not frozen either."""
+    others = {*b.series.names, *frozen_names(b)}
+    return tuple(name for name in a.series.names if name not in others)
+
+
+def _of_layers(a: SampledRun, b: SampledRun, both: Sequence[str]) -> Iterator[SettingDifference]:
+    """One difference for each pair of values, with the layers that have it."""
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for layer in both:
+        for column in SETTINGS:
+            if not same_course(a, b, layer, column):
+                values = _course(a, layer, column), _course(b, layer, column)
+                key = (column.replace("_", " "), *values, *_apart(a, b, layer, column))
+                found.setdefault(key, []).append(layer)
+        first, second = _fixed(a, layer), _fixed(b, layer)
+        for name in sorted(first.keys() & second.keys()):
+            if first[name] != second[name]:
+                found.setdefault((name, first[name], second[name], None, None), []).append(layer)
+    rank = {name: place for place, name in enumerate(("lr", "weight decay", "momentum", "optimizer"))}
+    for key in sorted(found, key=lambda key: (rank.get(key[0], len(rank)), key[0])):
+        name, first_value, second_value, step, factor = key
+        if first_value and second_value:
+            yield SettingDifference(name, first_value, second_value, tuple(found[key]), len(both), step, factor)
+
+
+def _apart(a: SampledRun, b: SampledRun, layer: str, column: str) -> tuple[int | None, float | None]:
+    """Of the steps that both runs sampled and at which a setting differs: the first one, and the one factor B / A."""
+    (steps, first), (others, second) = (_column(run, layer, column) for run in (a, b))
+    common, rows, columns = np.intersect1d(steps, others, return_indices=True)
+    first, second = first[rows], second[columns]
+    differs = ~np.isclose(first, second, rtol=_EQUAL, atol=0)
+    if not differs.any():
+        return None, None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factors = second[differs] / first[differs]
+    alike = np.isfinite(factors).all() and (factors > 0).all() and np.ptp(factors) < 1e-3 * factors[0]
+    return int(common[differs][0]), float(f"{factors[0]:.4g}") if alike else None
+
+
+def _fixed(run: SampledRun, layer: str) -> dict[str, str]:
+    """What the metadata say about a layer that no sample has, in words; "" for what a run did not record."""
+    described = entry(run, layer)
+    rule = dict(described.get("rule") or {})
+    options = {name: str(value) for name, value in rule.items() if name not in {*_OF_RULE, "betas"}}
+    if rule.get("betas"):
+        options["second beta"] = three_digits(rule["betas"][1])
+    texts = {name: str(described.get(key) or "") for key, name in _OF_LAYERS.items()}
+    return {"optimizer": _optimizer(run, layer), "law": str(rule.get("kind") or ""), **texts, **options}
+
+
+def momentum_options(run: SampledRun, layer: str) -> tuple[str, ...]:
+    """The settings beside the momentum that make other updates of the same gradients, in words."""
+    fixed = _fixed(run, layer)
+    return tuple(fixed.get(name, "") for name in OF_MOMENTUM)
+
+
+def _of_run(a: SampledRun, b: SampledRun) -> Iterator[SettingDifference]:
     for name, value in _OF_RUN.items():
-        pair = value(a), value(b)
+        pair = value(a.metadata), value(b.metadata)
         if pair[0] != pair[1]:
-            found.append(SettingDifference(name, pair[0] or "not recorded", pair[1] or "not recorded"))
-    return tuple(each for each in found if each.a and each.b)
+            yield SettingDifference(name, pair[0] or "not recorded", pair[1] or "not recorded")
+    only = differing_layers(a, b), differing_layers(b, a)
+    if any(only):
+        left, added = (joined(names) or "none" for names in only)
+        yield SettingDifference("layers of one run only", left, added)
+    for library in ("torch", "equilibria"):
+        versions = [str(run.metadata.get(library) or "not recorded") for run in (a, b)]
+        if versions[0] != versions[1]:
+            yield SettingDifference(library, versions[0], versions[1], is_version=True)
+
+
+_OF_RUN: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "batch size": lambda metadata: str(metadata.get("batch_size") or ""),
+    "steps per epoch": lambda metadata: str(metadata.get("steps_per_epoch") or ""),
+    "controllers": lambda metadata: ", ".join(str(each["name"]) for each in metadata.get("controllers", ())) or "none",
+    "frozen parameters": lambda metadata: joined([str(each["name"]) for each in metadata.get("frozen", ())]) or "none",
+}
 
 
 def entry(run: SampledRun, layer: str) -> Mapping[str, Any]:
@@ -105,18 +197,6 @@ def clipped_at(run: SampledRun) -> float | None:
     return largest if often and largest > 0 else None
 
 
-def _of_layers(
-    name: str, names: Sequence[str], value: Callable[..., str], a: SampledRun, b: SampledRun
-) -> Iterable[SettingDifference]:
-    """One difference for each pair of values, with the layers that have it."""
-    layers: dict[tuple[str, str], list[str]] = {}
-    for layer in names:
-        pair = value(a, layer), value(b, layer)
-        if pair[0] != pair[1]:
-            layers.setdefault(pair, []).append(layer)
-    return [SettingDifference(name, *pair, tuple(members)) for pair, members in layers.items()]
-
-
 def same_course(a: SampledRun, b: SampledRun, layer: str, column: str) -> bool:
     """Whether lr, weight decay or momentum may be the same at every step, as far as the samples show.
 
@@ -159,28 +239,9 @@ def _course(run: SampledRun, layer: str, column: str) -> str:
     if most == least:
         return first
     turn = most if most not in (first, last) else least if least not in (first, last) else ""
-    return f"{first} → {turn} → {last}" if turn else f"{first} → {last}"
+    return _THEN.join(filter(None, (first, turn, last)))
 
 
 def _optimizer(run: SampledRun, layer: str) -> str:
     listed, position = run.metadata.get("optimizers", ()), entry(run, layer).get("optimizer", 0)
     return str(listed[position]["class"]) if position < len(listed) else ""
-
-
-def _options(run: SampledRun, names: Sequence[str]) -> set[str]:
-    known = {key for layer in names for key in entry(run, layer).get("rule") or {}}
-    return {key for key in known if key in ("nesterov", "dampening") or key not in _OF_RULE} | {"second beta"}
-
-
-def _option(run: SampledRun, layer: str, key: str) -> str:
-    rule = entry(run, layer).get("rule") or {}
-    if key == "second beta":
-        return three_digits(rule["betas"][1]) if rule.get("betas") else ""
-    return str(rule.get(key, ""))
-
-
-_OF_RUN: dict[str, Callable[[SampledRun], str]] = {
-    "batch size": lambda run: str(run.metadata.get("batch_size") or ""),
-    "controllers": lambda run: ", ".join(str(each["name"]) for each in run.metadata.get("controllers", ())) or "none",
-    "frozen parameters": lambda run: joined(frozen_names(run)) or "none",
-}

@@ -79,7 +79,7 @@ def _shown(result: Explanation) -> list[str]:
 
 
 def _settings(result: Explanation) -> list[str]:
-    return [each.sentence(len(result.layers)) for each in result.settings]
+    return [each.sentence for each in result.settings]
 
 
 def _logged(result: Explanation) -> list[str]:
