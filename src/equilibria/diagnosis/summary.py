@@ -13,6 +13,7 @@ import pyarrow as pa
 from equilibria.diagnosis.budget import layer_budgets, missing_gain
 from equilibria.diagnosis.layer_summary import LEAST_WINDOW, LayerSummary, log_error
 from equilibria.diagnosis.metadata import settings_text
+from equilibria.diagnosis.passing import PASSES, drifts
 from equilibria.diagnosis.run import SampledRun, sampled_run
 from equilibria.diagnosis.series import (
     SETTINGS,
@@ -81,6 +82,7 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
             for looks, reason, why, code in zip(run.looks, no_law, idle, law.tolist(), strict=True)
         ]
     )
+    before_tail = taken
     if window is None:
         before_tail = _without_start(_without_tail(taken))
         size = _window_sizes(before_tail)
@@ -118,10 +120,12 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     for name in _OF_EQUILIBRIUM:
         table[name][unbalanced | swallowed] = np.nan
     state = np.where((lawless | swallowed) & (state >= 0), STATES.index(NO_EQUILIBRIUM), state)
-    # The norm of a layer with a measured gain may pass its equilibrium while gradients still change.
     ratio = table["angle_vs_equilibrium"]
     turns_off = (law == LAWS.index(GAIN_LAW)) & ((ratio * _ABOUT < 1) | (ratio > _ABOUT))
-    state = np.where(turns_off & (state == STATES.index(SETTLED)), STATES.index(SETTLING), state)
+    near = state == STATES.index(SETTLED)
+    passing = drifts(before_tail, entries=run.entries, rules=run.rules) if near.any() else np.full(len(state), np.nan)
+    table["passing"] = np.where(near & (np.abs(passing) > PASSES), passing, np.nan)
+    state = np.where(near & (turns_off | np.isfinite(table["passing"])), STATES.index(SETTLING), state)
     settings = zip(*(table[name].tolist() for name in SETTINGS), strict=True)
     columns: dict[str, Iterable[Any]] = {name: _or_none(values) for name, values in table.items()}
     columns |= {

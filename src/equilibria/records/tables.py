@@ -79,7 +79,8 @@ NUMBERS = tuple(_SAMPLE_UNITS)
 SETTLING, SETTLED, DISTURBED, NO_EQUILIBRIUM = "settling", "settled", "disturbed", "none"
 STATES = (SETTLING, SETTLED, DISTURBED, NO_EQUILIBRIUM)
 """Values of the sample table's ``state``. A layer is disturbed if, since it was settled, lr, wd or momentum jumped or
-its weights were changed outside a step. A smooth schedule disturbs nothing: a layer that lags behind it is settling."""
+its weights were changed outside a step. A smooth schedule disturbs nothing: a layer that lags behind it is settling.
+One sample does not tell a layer at rest from one that passes its equilibrium: summaries do (`diagnosis.passing`)."""
 
 FORMER_STATES = {"approaching": SETTLING, "no equilibrium": NO_EQUILIBRIUM}
 """Values of ``state`` that versions before format 1.2 wrote into the sample table, and their present names."""
