@@ -26,7 +26,7 @@ LR, WD, ENTRIES = 0.02, 0.1, 400  # a time constant of 1/(2 lr wd) = 250 steps a
 
 @cache
 def trained(start: float, falls: bool) -> tuple[pa.Table, dict]:
-    """A scale-invariant weight under AdamW that starts at `start` times its equilibrium norm; lr may fall to a third."""
+    """A scale-invariant weight under AdamW, at first at `start` times its equilibrium norm; lr may fall to a third."""
     torch.manual_seed(0)
     rest = math.sqrt(settled(AdamW(LR, WD, betas=(0.0, 0.99)), unit_grad_sq=1.0, dim=ENTRIES).norm_sq)
     model = torch.nn.Linear(20, 20, bias=False)

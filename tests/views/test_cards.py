@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from itertools import pairwise
 from statistics import median
 from xml.etree import ElementTree
 
@@ -18,8 +19,9 @@ from torch.nn.functional import cross_entropy
 import equilibria as eq
 from equilibria.diagnosis.summary import summarise
 from equilibria.theory import SGD
-from equilibria.views.notebook import Line, card, svg_bars, svg_chart
+from equilibria.views.notebook import card
 from equilibria.views.run.card import run_card
+from equilibria.views.svg import Line, log_levels, round_levels, svg_bars, svg_chart
 
 ONE = run(1, steps=300)
 
@@ -147,6 +149,24 @@ def test_a_higher_value_is_drawn_higher():
     first, last = (tuple(map(float, point.split(","))) for point in drawn.get("points").split())
     assert first[0] < last[0]
     assert first[1] > last[1]
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
+def test_axes_end_on_round_numbers_around_the_data(low, span):
+    levels = round_levels(low, low + span)
+    steps = [after - before for before, after in pairwise(levels)]
+    assert levels[0] <= low + 1e-6 * span and levels[-1] >= low + span * (1 - 1e-6) and 2 <= len(levels) <= 6
+    assert max(steps) == pytest.approx(min(steps)) and f"{steps[0]:.0e}"[0] in "125"
+    assert steps[0] <= span, "no axis is mostly empty"
+
+
+@given(st.floats(-9, 9), st.floats(0, 12))
+def test_logarithmic_axes_too(low, span):
+    levels = log_levels(low, low + span)
+    assert levels[0] <= low + 1e-6 and levels[-1] >= low + span - 1e-6 and 2 <= len(levels) <= 7
+    assert sorted(levels) == levels
+    assert all(f"{10**level:.6e}"[1:8] == ".000000" for level in levels) or span < 0.31
+    assert levels[-1] - levels[0] <= max(3 * span, 1.0)
 
 
 def test_a_run_without_a_step_shows_what_to_do():

@@ -13,7 +13,8 @@ from equilibria.comparing import Explanation, LayerDifference
 from equilibria.findings import plain, rounded
 from equilibria.views._rich import Console, Text, collected_text, columns_table, marked, text_console
 from equilibria.views.document import html_row, html_section, still_document, write_document
-from equilibria.views.notebook import Line, card, svg_stack
+from equilibria.views.notebook import card
+from equilibria.views.svg import Line, svg_stack
 from equilibria.views.terminal import fitting
 from equilibria.views.words import full_stop, sentence_case, settings_list, text
 

@@ -22,7 +22,8 @@ from equilibria.forecasting import (
 from equilibria.forecasting._forecast import layer_outcome, worst_of
 from equilibria.views._rich import Console, Table, Text, collected_text, columns_table, marked, text_console
 from equilibria.views.findings import print_findings
-from equilibria.views.notebook import EQUILIBRIUM, MEASURED, PREDICTED, Line, card, svg_chart
+from equilibria.views.notebook import card
+from equilibria.views.svg import EQUILIBRIUM, MEASURED, PREDICTED, Line, svg_chart
 from equilibria.views.terminal import fitting
 
 _MOST_ROWS = 40

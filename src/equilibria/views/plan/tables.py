@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from equilibria._display import Printable
-from equilibria.views.notebook import EQUILIBRIUM, OTHER, PREDICTED, Line, card, svg_chart
+from equilibria.views.notebook import card
+from equilibria.views.svg import EQUILIBRIUM, OTHER, PREDICTED, Line, svg_chart
 from equilibria.views.terminal import fitting, table, width, wrap
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from equilibria.diagnosis.siblings import (
     kind_of,
     siblings,
 )
-from equilibria.views.notebook import Line, svg_chart
+from equilibria.views.svg import NARROW, Line, svg_chart
 from equilibria.views.words import text
 
 _COLOURS = 12  # of the page
@@ -37,7 +37,7 @@ def block_section(layers: Sequence[LayerSummary]) -> str:
     blocks = list(dict.fromkeys(block_of(member.name) or "" for kind in kinds for member in kind.members))
     places = {block: place for place, block in enumerate(blocks)}
     pictures = [
-        svg_chart(_lines(kinds, places, field), x="(number of the block)", y=words, log=log)
+        svg_chart(_lines(kinds, places, field), x="block", y=words, log=log, width=NARROW)
         for field, words, log in _PICTURES
     ]
     if not any(pictures):
@@ -46,7 +46,7 @@ def block_section(layers: Sequence[LayerSummary]) -> str:
         [
             '<section aria-labelledby="blocks-heading">',
             '<h2 id="blocks-heading">Block by block</h2>',
-            *(f'<div class="scroll">{picture}</div>' for picture in pictures if picture),
+            f'<div class="pictures">{"".join(pictures)}</div>',
             f'<p class="caption">{text(_CAPTION)}</p>',
             "</section>",
         ]

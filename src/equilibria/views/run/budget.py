@@ -11,12 +11,13 @@ from equilibria.diagnosis.budget import LayerBudget, budgets_over_time
 from equilibria.diagnosis.layer_summary import LayerSummary, gain_text
 from equilibria.diagnosis.run import sampled_run
 from equilibria.views.document import html_row, html_table
-from equilibria.views.notebook import EQUILIBRIUM, MEASURED, OTHER, PREDICTED, Line, svg_stack
+from equilibria.views.svg import EQUILIBRIUM, MEASURED, NARROW, OTHER, PREDICTED, Line, svg_stack
 from equilibria.views.words import text
 
-_MOST_ROWS = 40
+_MOST_ROWS, _MOST_PICTURES = 40, 3
 _NOTHING = "–"
 _HEADINGS = ("layer", "change of ln ‖w‖²", "random steps", "gradient", "decay", "gain G")
+_OF_PICTURES = "The norms that change fastest, in up to 40 stretches of the run."
 _CAPTION = (
     "Hundredths per 100 steps, over the window of the table of layers. Random steps: F times the squared angle, with "
     "the F of the optimizer. Gradient: what is left, the pull of the gradient before momentum as the optimizer scales "
@@ -30,20 +31,27 @@ def budget_section(samples: pa.Table, layers: Sequence[LayerSummary], *, metadat
     known = [layer for layer in layers if layer.budget is not None]
     if not known:
         return ""
-    first = max(known, key=_change)
+    fastest = sorted(known, key=_change, reverse=True)[:_MOST_PICTURES]
     run = sampled_run(samples, metadata=metadata)
-    stretches = budgets_over_time(run)[run.series.names.index(first.name)]
+    over_time = dict(zip(run.series.names, budgets_over_time(run), strict=True))
+    pictures = [(layer.name, _picture(over_time[layer.name])) for layer in fastest]
     rows = [html_row(layer.name, _cells(layer, layer.budget)) for layer in known[:_MOST_ROWS] if layer.budget]
     left_out = len(known) - _MOST_ROWS
     more = f" {left_out:,} more layers are left out." if left_out > 0 else ""
-    sentence = "" if first.budget is None else f"{first.name} {first.budget.sentence}."
+    sentence = "" if fastest[0].budget is None else f"{fastest[0].name} {fastest[0].budget.sentence}."
     return "\n".join(
         [
             '<section aria-labelledby="budget-heading">',
             '<h2 id="budget-heading">Why norms change</h2>',
             f"<p>{text(sentence)}</p>",
-            f'<div class="scroll">{_picture(stretches)}</div>',
-            f'<p class="caption">{text(first.name)}, whose norm changes fastest.</p>',
+            '<div class="pictures">',
+            *(
+                f'<figure>{picture}<figcaption class="caption">{text(name)}</figcaption></figure>'
+                for name, picture in pictures
+                if picture
+            ),
+            "</div>",
+            f'<p class="caption">{text(_OF_PICTURES)}</p>',
             html_table(_HEADINGS, rows, name="budget-heading"),
             f'<p class="caption">{text(_CAPTION + more)}</p>',
             "</section>",
@@ -71,6 +79,5 @@ def _picture(stretches: Sequence[LayerBudget]) -> str:
         line("gradient", "pull", EQUILIBRIUM),
         line("decay", "decay", OTHER),
     ]
-    return svg_stack(
-        parts, line("change", "growth", MEASURED), x="steps", y="change of ln ||w||² per 100 steps, hundredths"
-    )
+    total = line("change", "growth", MEASURED)
+    return svg_stack(parts, total, x="step", y="change of ln ‖w‖² per 100 steps, hundredths", width=NARROW)

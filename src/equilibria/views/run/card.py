@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 from equilibria.diagnosis.layer_summary import LayerSummary
 from equilibria.diagnosis.siblings import Siblings, folded
 from equilibria.findings import Finding
-from equilibria.views.notebook import EQUILIBRIUM, MEASURED, MOST_ROWS, PREDICTED, Line, card, svg_chart
+from equilibria.views.notebook import MOST_ROWS, card
 from equilibria.views.run.headline import headline_and_details, most_telling_first
 from equilibria.views.run.metrics import last_values
 from equilibria.views.run.terminal import most_telling, state_words, unlike_siblings
+from equilibria.views.svg import EQUILIBRIUM, MEASURED, PREDICTED, Line, svg_chart
 from equilibria.views.thinning import stretches
 
 _STRETCHES = 120

@@ -9,7 +9,8 @@ from equilibria._display import Printable
 from equilibria.diagnosis.noise import GradientNoise, LayerNoise
 from equilibria.findings import percent, plain
 from equilibria.views.document import html_row, html_table
-from equilibria.views.notebook import EQUILIBRIUM, MEASURED, OTHER, PREDICTED, Line, card, svg_chart
+from equilibria.views.notebook import card
+from equilibria.views.svg import EQUILIBRIUM, MEASURED, OTHER, PREDICTED, Line, svg_chart
 from equilibria.views.words import full_stop, text
 
 _COLOURS = (MEASURED, PREDICTED, EQUILIBRIUM, OTHER)  # of the layers in the chart
@@ -154,4 +155,4 @@ def _chart(layers: Sequence[LayerNoise]) -> str:
         for layer, colour in zip(spread, _COLOURS, strict=False)
         if layer.turning
     ]
-    return svg_chart(lines, x="= log2 of the steps n", y="D(n) / independent", log=True)
+    return svg_chart(lines, x="log2 of the steps n", y="D(n) / independent", log=True)
