@@ -17,6 +17,7 @@ from tests.helpers.evolved_runs import LAYERS, evolved_run
 
 import equilibria as eq
 from equilibria.cli import app
+from equilibria.comparing._explanation import _parted
 from equilibria.comparing._replay import coalitions, shapley
 from equilibria.comparing._settings import clipped_at
 from equilibria.control import AngularSchedule
@@ -166,6 +167,15 @@ def test_a_frozen_layer_and_a_number_format_are_causes():
     assert [each.name for each in rounded.settings] == ["number format"]
 
 
+def test_a_run_records_a_frozen_layer_without_siblings():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 6), torch.nn.Linear(6, 2))
+    model[1].requires_grad_(False)
+    trained = [param for param in model.parameters() if param.requires_grad]
+    monitor = eq.watch(model, torch.optim.SGD(trained, lr=0.1))
+    assert monitor.metadata["frozen"] == [{"name": "1.weight", "shape": [6, 8]}]
+    monitor.close()
+
+
 def test_a_layer_that_dies_counts_as_a_hundredth_and_one_that_never_turns_as_frozen():
     a, b = evolved_run(SGDM), evolved_run(SGDM, seed=1)
     place, dead = b.table.column_names.index("angle"), [name == LAYERS[2] for name in b.table["param"].to_pylist()]
@@ -287,7 +297,33 @@ def test_the_curve_of_angles_is_that_of_the_run():
     )
 
 
+@pytest.mark.parametrize("since", [0, 60, 150])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_step_at_which_two_losses_part_is_told(since, seed):
+    """Losses that scatter by a tenth around one course, that of B by .2 above from a step on."""
+    steps, draw = np.arange(300), np.random.default_rng(seed)
+    a, b = (np.exp(-steps / 100) + 0.1 * draw.standard_normal(300) for _ in range(2))
+    edges = np.array([0, 300])
+    assert _parted(((steps, a), (steps, b)), edges) == (None, 0)
+    found, stretch = _parted(((steps, a), (steps, b + np.where(steps >= since, 0.2, 0.0))), edges)
+    # .2 is six errors of a stretch: the step lies in a stretch that shows it, or those before are lower by chance
+    assert since - 3 * stretch <= found <= since + stretch
+    assert _parted(((steps, a), (steps, b + 0.3 * (np.abs(steps - 100) < 50))), edges) == (None, 0)
+
+
 # ---- input
+
+
+def test_of_many_layers_those_furthest_apart_are_shown():
+    names = tuple(f"blocks.{block}.weight" for block in range(60))
+    a, b = evolved_run(SGDM, steps=60, layers=names), evolved_run(SGDM, steps=60, layers=names[:-1], seed=1)
+    other = evolved_run(dataclasses.replace(SGDM, lr=0.4), steps=60, layers=names[-1:], seed=2, group=1)
+    b.table = pa.concat_tables([b.table, other.table])
+    b.metadata["params"] += other.metadata["params"]
+    result = eq.explain(a, b)
+    for shown in (str(result), result.table().html):
+        assert names[-1] in shown.partition("Settings that differ")[0]
+    assert "these layers are furthest apart, 20 more are in --json" in " ".join(str(result).split())
 
 
 def test_lengths_differ_and_one_run_still_grows():

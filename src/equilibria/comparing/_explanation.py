@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +23,13 @@ from equilibria.comparing._settings import (
 )
 from equilibria.diagnosis.run import SampledRun, sampled_run
 from equilibria.errors import EquilibriaError
-from equilibria.findings import counted, joined, percent, plain
+from equilibria.findings import counted, joined, percent, plain, rounded
 from equilibria.forecasting._layers import RunLike, as_run
 from equilibria.theory._reals import Array
 
 _UNEXPLAINED = 0.05  # of a logarithm, above which the part that the recursion leaves is mentioned
+_VALUES, _FEWEST_APART, _MOST_APART = 8, 4, 16  # logged values in a stretch; stretches: the fewest, the most
+_ONE, _ALL = 2.0, 5.0  # standard errors by which they part in the first stretch, and in all together
 _LAST = 0.1  # share of the compared steps whose mean is the last value of a logged number
 
 
@@ -58,11 +60,27 @@ class LoggedDifference:
         name: as it was logged.
         a: mean over the last tenth of the compared steps of A.
         b: the same of B.
+        apart_from: the step from which on its mean over every stretch of ``stretch`` steps is lower in the same run, in
+            all by five standard errors of the values' scatter; None if there is none.
+        stretch: a count of steps.
     """
 
     name: str
     a: float
     b: float
+    apart_from: int | None = None
+    stretch: int = 0
+
+    @property
+    def sentence(self) -> str:
+        """The values, and since when they differ."""
+        text = f"{self.name}: {rounded(self.a, digits=4)} in A, {rounded(self.b, digits=4)} in B"
+        text += " (mean over the last tenth of the steps)"
+        if self.apart_from is None:
+            return text
+        lower = "A" if self.a < self.b else "B"
+        since = f"from step {self.apart_from:,} on" if self.apart_from else "from the start"
+        return f"{text}; lower in {lower} {since}, in every stretch of {self.stretch:,} steps"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -314,4 +332,40 @@ def _logged(a: SampledRun, b: SampledRun, edges: NDArray[np.int64]) -> tuple[Log
         chosen = values[(step >= first) & (step < edges[-1]) & np.isfinite(values)]
         return float(chosen.mean()) if len(chosen) else math.nan
 
-    return tuple(LoggedDifference(name, last(a, name), last(b, name)) for name in a.metrics if name in b.metrics)
+    both = [name for name in a.metrics if name in b.metrics]
+    return tuple(
+        LoggedDifference(name, last(a, name), last(b, name), *_parted((a.metrics[name], b.metrics[name]), edges))
+        for name in both
+    )
+
+
+def _parted(courses: Sequence[tuple[Array, Array]], edges: NDArray[np.int64]) -> tuple[int | None, int]:
+    """Since when one course is below the other one, and the length of the stretches whose means are compared."""
+    known = [
+        (step[inside], values[inside])
+        for step, values in courses
+        for inside in [(step >= edges[0]) & (step < edges[-1]) & np.isfinite(values)]
+    ]
+    count = min(_MOST_APART, min(len(step) for step, _ in known) // _VALUES)
+    if count < _FEWEST_APART:
+        return None, 0
+    bounds = np.linspace(edges[0], edges[-1], count + 1).round()
+    means, errors_sq = [], []
+    for step, values in known:
+        place = np.searchsorted(bounds, step, side="right") - 1
+        number = np.bincount(place, minlength=count).astype(np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean = np.bincount(place, values, minlength=count) / number
+            spread = np.bincount(place, (values - mean[place]) ** 2, minlength=count)
+            errors_sq.append(spread / (number - 1) / number)
+        means.append(mean)
+    apart, error_sq = means[0] - means[1], errors_sq[0] + errors_sq[1]
+    if not np.isfinite(apart + error_sq).all():  # logged too unevenly
+        return None, 0
+    begin = int(np.flatnonzero(np.sign(apart) != np.sign(apart[-1])).max(initial=-1)) + 1
+    beyond = apart[begin:] ** 2 > _ONE**2 * error_sq[begin:]
+    if not beyond.any() or apart[-1] == 0:
+        return None, 0
+    begin += int(np.argmax(beyond))
+    lasting = len(apart) - begin >= _FEWEST_APART and apart[begin:].sum() ** 2 > _ALL**2 * error_sq[begin:].sum()
+    return (int(bounds[begin]), round(float(bounds[1] - bounds[0]))) if lasting else (None, 0)

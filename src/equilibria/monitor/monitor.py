@@ -24,7 +24,6 @@ import torch
 from torch import nn
 
 from equilibria._version import __version__
-from equilibria.diagnosis.siblings import kind_key
 from equilibria.errors import EquilibriaError, WatchWarning, described, warn_in_training, whole
 from equilibria.findings import Finding, Findings, warnings_first
 from equilibria.monitor.coverage import added_later, bypassed, in_no_optimizer, listed, sum_of
@@ -493,13 +492,8 @@ class Monitor:
 
 
 def _frozen(model: nn.Module, watched: Sequence[Watched], select: Select | None) -> list[dict[str, Any]]:
-    """The parameters without gradient that would be watched, as far as some of their siblings are."""
-    kinds = {kind_key(layer.name, tuple(layer.param.shape)) for layer in watched}
-    frozen = {
-        plain_name(name): param
-        for name, param in model.named_parameters()
-        if not param.requires_grad and kind_key(plain_name(name), tuple(param.shape)) in kinds
-    }
+    """The parameters that would be watched if they required a gradient."""
+    frozen = {plain_name(name): param for name, param in model.named_parameters() if not param.requires_grad}
     wanted = selection(select, [name for layer in watched for name in (layer.name, *layer.aliases)])
     return [{"name": name, "shape": list(param.shape)} for name, param in frozen.items() if wanted(name, param)]
 

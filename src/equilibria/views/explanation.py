@@ -50,7 +50,7 @@ def explanation_table(result: Explanation) -> Printable:
 
 
 def _print_layers(result: Explanation, out: Console) -> None:
-    layers = result.layers[:_MOST_LAYERS]
+    layers = _layers(result)
     columns = {"layer": [layer.name for layer in layers], "A / B": [_factor(layer.travelled) for layer in layers]}
     columns |= {name: [_factor(layer.parts[name]) for layer in layers] for name in _shown(result)}
     columns[_OTHER] = [_factor(_other(layer, _shown(result))) for layer in layers]
@@ -58,8 +58,20 @@ def _print_layers(result: Explanation, out: Console) -> None:
     kept = fitting(columns, spare=["unexplained", _OTHER, *reversed(_shown(result))], width=out.width)
     out.print(columns_table(kept, words=("layer",), folded="layer"))
     left = len(result.layers) - len(layers)
-    more = f"; {left} more layers in --json" if left else ""
+    more = f"; {_more(left)}" if left else ""
     out.print(Text(f"angle travelled, A over B, and the factor of each cause{more}", style="dim"))
+
+
+def _layers(result: Explanation) -> list[LayerDifference]:
+    """The layers that are shown: of many the furthest apart, in the order of the network."""
+    if len(result.layers) <= _MOST_LAYERS:
+        return list(result.layers)
+    furthest = np.argsort([-abs(math.log(layer.travelled)) for layer in result.layers], kind="stable")[:_MOST_LAYERS]
+    return [result.layers[place] for place in sorted(furthest.tolist())]
+
+
+def _more(left: int) -> str:
+    return f"these layers are furthest apart, {left:,} more are in --json"
 
 
 def _print_lines(title: str, lines: Sequence[str], out: Console) -> None:
@@ -84,10 +96,7 @@ def _settings(result: Explanation) -> list[str]:
 
 
 def _logged(result: Explanation) -> list[str]:
-    numbers = [
-        f"{each.name}: {rounded(each.a, digits=4)} in A, {rounded(each.b, digits=4)} in B" for each in result.logged
-    ]
-    return [f"{line} (mean over the last tenth of the steps)" for line in numbers]
+    return [each.sentence for each in result.logged]
 
 
 def _factor(value: float) -> str:
@@ -113,7 +122,7 @@ def _picture(result: Explanation) -> str:
 
 def _card(result: Explanation) -> str:
     shown = _shown(result)
-    rows = [_cells(layer, shown) for layer in result.layers]
+    rows = [_cells(layer, shown) for layer in _layers(result)]
     headings = ("layer", "A / B", *shown, _OTHER, "unexplained")
     return card(
         sentence_case(result.headline), picture=_picture(result), headings=headings, rows=rows, notes=result.sentences
@@ -185,9 +194,10 @@ def explanation_content(result: Explanation) -> str:
     rest = "".join(f'<p class="caption">{text(full_stop(line))}</p>' for line in result.sentences[len(result.causes) :])
     causes = f'<ol class="causes">\n{items}\n</ol>' if items else "<p>Nothing is claimed.</p>"
     shown = _shown(result)
-    rows = [html_row(cells[0], cells[1:]) for cells in (_cells(each, shown) for each in result.layers[:_MOST_LAYERS])]
+    rows = [html_row(cells[0], cells[1:]) for cells in (_cells(each, shown) for each in _layers(result))]
     left = len(result.layers) - len(rows)
-    reading = f'<p class="caption">{_READING}{f" {left} more layers in --json." if left else ""}</p>\n'
+    more = f" {full_stop(sentence_case(_more(left)))}" if left else ""
+    reading = f'<p class="caption">{_READING}{more}</p>\n'
     head = ("layer", "angle travelled, A / B", *shown, _OTHER, "unexplained")
     parts = [
         _section("Causes, the largest first", causes + rest, name="causes"),
