@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import chi2
 
 from equilibria.errors import EquilibriaError
-from equilibria.theory.deviation import angle_deviation, momentum_contraction, norm_sq_floor
+from equilibria.theory.deviation import angle_deviation, chi_square_tail, momentum_contraction, norm_sq_floor
 from equilibria.theory.rules import SGD, AdamW
 
 
@@ -118,3 +119,17 @@ def test_other_rules_raise():
     for rule in (AdamW(1e-3, 0.1), SGD(0.1, 1e-3, momentum=0.9, nesterov=True)):
         with pytest.raises(EquilibriaError, match="expected SGD"):
             angle_deviation(rule, 0.01)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 7, 100, 1000])
+def test_the_tail_of_chi_square_is_below_the_lemmas_bound(dim):
+    """Both tails from scipy. The bound is Chernoff's: its rate in the dimension is the true one."""
+    low, high = np.linspace(0.1, 1, 46), np.linspace(1, 3, 41)
+    below, above = chi2.logcdf(dim * low, dim), chi2.logsf(dim * high, dim)
+    assert np.all(below <= np.log(chi_square_tail(low, dim)) + 1e-12)
+    assert np.all(above <= np.log(chi_square_tail(high, dim)) + 1e-12)
+    if dim > 1:
+        assert chi2.cdf(2 * dim, dim) > chi_square_tail(2, dim)  # the lower tail, as printed for every share
+    if dim == 1000:  # Laplace's factor (1-b) sqrt(pi k) between bound and tail, up to 1/k of itself
+        at_half = chi2.logcdf(dim / 2, dim) + np.log(np.sqrt(np.pi * dim) / 2)
+        assert at_half == pytest.approx(np.log(chi_square_tail(0.5, dim)), abs=0.02)

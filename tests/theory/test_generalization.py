@@ -9,15 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
-from scipy.special import log_softmax, softmax
+from scipy.special import log_softmax, rel_entr, softmax
+from scipy.stats import binom, chi2
 
 from equilibria.errors import EquilibriaError
 from equilibria.theory.generalization import (
     final_bn_minimum,
     final_bn_scale,
+    gaussian_divergence,
     label_smoothing,
     max_noise,
+    noise_radius,
     pac_bayes_bound,
+    pac_bayes_gap,
 )
 
 
@@ -42,19 +46,42 @@ def test_terms_of_a_small_case_by_hand():
     assert bound.tight.complexity == pytest.approx(2 * (math.sqrt((12.5 + 2 * ln2) / 2) + 1 / math.sqrt(2)))
 
 
-def test_divergence_term_is_the_gaussian_kl():
-    """The D/(2 sigma^2) inside the tail is KL(N(theta, s^2 I/D) || N(0, s^2 I/D)): Monte Carlo, 4 standard errors."""
-    rng = np.random.default_rng(0)
-    dim, sigma = 12, 0.25
-    theta = rng.standard_normal(dim)
-    theta /= np.linalg.norm(theta)
-    draws = theta + rng.standard_normal((20_000, dim)) * sigma / math.sqrt(dim)
-    log_ratio = ((draws**2).sum(1) - ((draws - theta) ** 2).sum(1)) * dim / (2 * sigma**2)
-    error = log_ratio.std() / math.sqrt(len(log_ratio))
-    n, delta = 1000, 0.1
-    bound = pac_bayes_bound(0.0, 0.0, dim=dim, samples=n, sigma=sigma, delta=delta)
-    divergence = (bound.final.total / 2) ** 2 * 2 * (n - 1) - math.log(n / delta)
-    assert abs(log_ratio.mean() - divergence) < 4 * error
+def test_divergence_of_normal_distributions_by_quadrature():
+    """In each of D directions the integral of q ln(q/p); the means differ along the first."""
+    x, dx = np.linspace(-40, 40, 400_001, retstep=True)
+    distance, sigma, prior, dim = 1.3, 0.7, 1.9, 5
+    log_q = -(x**2) / (2 * sigma**2) - math.log(sigma * math.sqrt(2 * math.pi))
+
+    def divergence(mean):
+        log_p = -((x - mean) ** 2) / (2 * prior**2) - math.log(prior * math.sqrt(2 * math.pi))
+        return float(np.sum(np.exp(log_q) * (log_q - log_p)) * dx)
+
+    expected = divergence(distance) + (dim - 1) * divergence(0.0)
+    assert gaussian_divergence(distance, sigma=sigma, prior_sigma=prior, dim=dim) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_pac_bayes_theorem_holds_for_all_distributions_at_once():
+    """Two classifiers with independent errors, 30 samples: every outcome counted, with every mixture of the two."""
+    n, delta, rates = 30, 0.2, (0.1, 0.4)
+    weights = np.linspace(0, 1, 201)
+    divergences = rel_entr(weights, 0.5) + rel_entr(1 - weights, 0.5)
+    bounds = np.array([pac_bayes_gap(divergence, samples=n, delta=delta) for divergence in divergences])
+    errors = np.arange(n + 1)
+    excess = [rate - errors / n for rate in rates]
+    gaps = weights * excess[0][:, None, None] + (1 - weights) * excess[1][None, :, None]
+    chances = np.outer(binom.pmf(errors, n, rates[0]), binom.pmf(errors, n, rates[1]))
+
+    def failure(share):
+        return float(chances[np.any(gaps > share * bounds, axis=-1)].sum())
+
+    assert failure(1.0) <= delta and failure(0.3) > delta
+
+
+@pytest.mark.parametrize(("dim", "samples"), [(1, 10), (10, 1000), (1000, 50_000)])
+def test_noise_stays_within_its_radius(dim, samples):
+    radius = noise_radius(0.3, dim, samples)
+    outside = chi2.sf(dim * (radius / 0.3) ** 2, dim)
+    assert 0 < outside <= samples**-0.5
 
 
 def test_curvature_and_remainder_bound_the_perturbed_loss():

@@ -33,8 +33,8 @@ Sharpness
     - `stability`: effective learning rate, entry to the edge of stability, and the curvature at which momentum,
       Nesterov and Adam become unstable; `effective_schedulers`: GWSI and RMSprop.
     - `eos_series`: reading a measured run; `hamiltonian`: the slow oscillation at the edge, and its damping.
-    - `flow`, `flow_examples`: the sharpness-reduction flow and its closed forms; `generalization`: bounds from
-      sharpness.
+    - `dominance`: the Polyak-Lojasiewicz condition; `flow`, `flow_examples`: the sharpness-reduction flow and its
+      closed forms; `generalization`: bounds from sharpness.
 
 `citations` names the source of every law.
 """

@@ -73,11 +73,79 @@ def max_noise(dim: int, samples: int) -> float:
     return float(1 / (2 + 2 * np.sqrt(np.log(n) / d)))
 
 
+@law("sharp", "Appendix C, eq. (12)")
+def noise_radius(sigma: float, dim: int, samples: int) -> float:
+    """Radius that noise of total variance ``sigma^2`` leaves with a probability of at most ``1/sqrt(n)``.
+
+    Args:
+        sigma: root of the mean squared length of the noise, the same in all directions.
+        dim: ``D``.
+        samples: ``n``.
+
+    Returns:
+        ``h = sigma (1 + sqrt(ln(n)/D))``, at most 1/2 for noise up to `max_noise`.
+
+    Example:
+        >>> noise_radius(max_noise(100, 50_000), 100, 50_000)
+        0.5
+    """
+    excess = np.log(whole("samples", samples, low=2)) / whole("dim", dim, low=1)
+    return positive("sigma", sigma) * (1 + float(np.sqrt(excess)))
+
+
+@law("sharp", "Lemma C.3")
+def gaussian_divergence(distance: float, *, sigma: float, prior_sigma: float, dim: int) -> float:
+    """Kullback-Leibler divergence of one normal distribution from another, nats; both the same in all directions.
+
+    ``(D s^2 + d^2)/(2 p^2) - D/2 + D ln(p/s)``, s = ``sigma`` and p = ``prior_sigma``.
+
+    Args:
+        distance: ``d`` between the means.
+        sigma: standard deviation per direction.
+        prior_sigma: that of the prior.
+        dim: ``D``.
+
+    Returns:
+        ``KL(Q||P)``.
+
+    Example:
+        >>> gaussian_divergence(1.0, sigma=0.5, prior_sigma=0.5, dim=100)
+        2.0
+    """
+    d, ratio = whole("dim", dim, low=1), positive("sigma", sigma) / positive("prior_sigma", prior_sigma)
+    gap = within("distance", distance, low=0) / prior_sigma
+    return float((d * (ratio**2 - 1 - 2 * np.log(ratio)) + gap**2) / 2)
+
+
+@law("sharp", "Theorem C.1", corrected="bounds E_Q L - E_Q L_S; the difference is printed with the other sign")
+def pac_bayes_gap(divergence: float, *, samples: int, delta: float = 0.05, max_loss: float = 1.0) -> float:
+    """Bound on test loss less training loss, averaged over any distribution Q of weights.
+
+    ``l_max sqrt((KL(Q||P) + ln(n/delta))/(2 (n-1)))``; with probability ``1 - delta`` over the data it holds for all
+    ``Q`` at once.
+
+    Args:
+        divergence: ``KL(Q||P)`` from the prior ``P``, which must not depend on the data.
+        samples: size ``n`` of the training set.
+        delta: probability of failure.
+        max_loss: largest possible loss ``l_max``; the smallest is 0.
+
+    Returns:
+        The bound, in loss units.
+
+    Example:
+        >>> round(pac_bayes_gap(gaussian_divergence(1.0, sigma=0.1, prior_sigma=0.1, dim=100), samples=50_000), 4)
+        0.0253
+    """
+    n = whole("samples", samples, low=2)
+    odds = within("divergence", divergence, low=0) + np.log(n / within("delta", delta, above=0, below=1))
+    return positive("max_loss", max_loss) * float(np.sqrt(odds / (2 * (n - 1))))
+
+
 @law(
     "sharp",
     "Theorem C.2",
-    corrected="the sign of Theorem C.1 is reversed in print; the proof's '+1' is +1/sqrt(n); the loss must be "
-    "non-negative",
+    corrected="the proof's '+1' is +1/sqrt(n); the loss must be non-negative",
 )
 def pac_bayes_bound(
     sharpness: float,
@@ -126,12 +194,11 @@ def pac_bayes_bound(
     if trace is not None:
         curve = max(number("trace", trace) / d, 0.0)
     a = float(np.sqrt(np.log(n) / d))
-    log_odds = float(np.log(n / within("delta", delta, above=0, below=1)))
-    tail = float(np.sqrt((d / (2 * s**2) + log_odds) / (2 * (n - 1))))
+    gap = pac_bayes_gap(d / (2 * s**2), samples=n, delta=delta, max_loss=largest)
     curvature = s**2 / 2 * curve
-    tight = BoundTerms(curvature, 4 / 3 * rho * ((1 + a) * s) ** 3, largest * (tail + n**-0.5))
-    # Twice the tail is exactly the theorem's square root.
-    final = BoundTerms(curvature, 16 / 3 * s**3 * rho * (1 + a**3), 2 * largest * tail)
+    tight = BoundTerms(curvature, 4 / 3 * rho * noise_radius(s, d, n) ** 3, gap + largest * n**-0.5)
+    # Twice the gap is exactly the theorem's square root.
+    final = BoundTerms(curvature, 16 / 3 * s**3 * rho * (1 + a**3), 2 * gap)
     return PacBayesBound(final, tight, tight.total >= largest)
 
 

@@ -29,7 +29,7 @@ def counts(papers: tuple[str, ...] = tuple(ITEMS)) -> str:
 
     Example:
         >>> counts(("explr",))
-        '24 items: 18 work, 5 at desk scale, 1 missing'
+        '24 items: 19 work, 5 at desk scale'
     """
     statuses = Counter(item.status for paper in papers for item in ITEMS[paper])
     words = {"works": "work"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equilibria.lab.papers.items import Item, at_desk_scale, missing, works
+from equilibria.lab.papers.items import Item, at_desk_scale, works
 
 ITEMS: tuple[Item, ...] = (
     works("Theorem 1.1", "weight decay is a growing lr, informally", laws="exponential.power_schedule"),
@@ -48,7 +48,11 @@ ITEMS: tuple[Item, ...] = (
         experiments="explr-v2",
     ),
     works("Appendix A, z1 and z2", "bounds of the roots", laws="exponential.decay_bounds exponential.decay_roots"),
-    missing("Lemma A.1", "concentration of a chi-square variable, for the proof of theorem 3.1"),
+    works(
+        "Lemma A.1",
+        "concentration of a chi-square variable, for the proof of theorem 3.1",
+        laws="deviation.chi_square_tail",
+    ),
     works("Appendix A.2, eq. 11", "the norm's own recursion", laws="norms.norm_residual"),
     works(
         "Theorem B.1",

@@ -14,7 +14,7 @@ ITEMS: tuple[Item, ...] = (
     ),
     works("Theorem 3.2", "stationarity in the end", laws="stability.stationarity_guarantee"),
     works("Lemma 4.1", "descent lemma", laws="stability.descent_bound"),
-    missing("Definitions 4.2, D.2", "Polyak-Lojasiewicz condition", note="assumed by theorem 4.3, measured nowhere"),
+    works("Definitions 4.2, D.2", "Polyak-Lojasiewicz condition", laws="dominance.pl_constant"),
     works(
         "Theorem 4.3",
         "the edge of stability is reached",
@@ -87,7 +87,11 @@ ITEMS: tuple[Item, ...] = (
         laws="flow_examples.rmsprop_valley_position",
         figures="sharp-rmsprop/corollary-b14",
     ),
-    missing("Theorem C.1, lemma C.3", "the PAC-Bayes theorem behind C.2"),
+    works(
+        "Theorem C.1, lemma C.3, eq. (12)",
+        "the PAC-Bayes theorem behind C.2",
+        laws="generalization.pac_bayes_gap generalization.gaussian_divergence generalization.noise_radius",
+    ),
     works(
         "Theorem C.2",
         "PAC-Bayes bound by spherical sharpness",
@@ -97,7 +101,11 @@ ITEMS: tuple[Item, ...] = (
         note="on trained regressions, over resampled data: it holds, and is loose",
     ),
     works("Lemma D.1", "derivatives of a scale-invariant function", names="symmetries sharpness"),
-    missing("Theorems D.3-D.6", "rank of the Hessian and the PL condition"),
+    works(
+        "Theorems D.3-D.6",
+        "rank of the Hessian, the PL condition, and how far a gradient flow goes",
+        laws="dominance.local_pl_constant dominance.flow_length",
+    ),
     works("Lemma E.1", "one step of the norm", laws="stability.norm_step"),
     works(
         "Appendix F",
