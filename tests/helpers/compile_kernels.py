@@ -12,8 +12,9 @@ from triton.backends.compiler import GPUTarget
 from equilibria.tensors import _product_kernels as kernels
 
 TARGETS = {"A100": ("cuda", 80, 32), "H100": ("cuda", 90, 32), "MI300": ("hip", "gfx942", 64)}
-TYPES = dict.fromkeys(("work", "blocks", "copied", "units", "w_places", "g_places", "v_places"), "*i64")
+TYPES = dict.fromkeys(("work", "blocks", "copied", "units", "places", "w_places", "g_places", "v_places"), "*i64")
 TYPES |= dict.fromkeys(("found", "_found", "sums", "now", "first", "second", "third", "before", "out"), "*fp64")
+TYPES |= {"gathered": "*fp32"}
 TYPES |= dict.fromkeys(("width", "copies", "references", "is_known"), "i32")
 CONSTANTS = {"LANES": kernels._LANES, "AT_ONCE": kernels._AT_ONCE}
 

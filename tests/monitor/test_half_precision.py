@@ -9,6 +9,7 @@ import torch
 from tests.helpers.watched_worlds import column
 from torch import nn
 
+from equilibria.monitor import hooks
 from equilibria.monitor.monitor import Monitor
 
 OPTIMIZERS = {
@@ -120,6 +121,68 @@ def test_a_rule_whose_entries_depend_on_one_another_is_not_estimated():
         optimizer.step()
         assert monitor.failure is None
         assert column(monitor, "update_intended") == [None]
+
+
+class Clipped(torch.optim.SGD):
+    """Entries depend on one another at some steps only."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.sub_(param.grad / max(1.0, float(param.grad.norm()) / 5), alpha=group["lr"])
+
+
+def test_a_rule_whose_entries_depend_on_one_another_at_times_is_found_out_then():
+    net = half_net((25, 40))
+    optimizer = Clipped(net.parameters(), lr=1.0)
+    with Monitor(net, optimizer, every=1) as monitor:
+        for size in (0.01, 1.0, 0.01):
+            draw_gradients(net, 0)
+            net[0].grad *= size
+            optimizer.step()
+        first, *later = column(monitor, "update_intended")
+    assert first > 0 and later == [None, None]
+
+
+def test_tensors_in_different_states_are_estimated_each_from_its_own():
+    net = half_net((20, 30), (7, 8), (5, 6))
+    optimizer = OPTIMIZERS["AdamW"](net.parameters())
+    with Monitor(net, optimizer, every=1) as monitor:
+        for step in range(4):
+            draw_gradients(net, step)
+            if step < 2:
+                net[1].grad = None
+            expected = in_float64(net, optimizer, OPTIMIZERS["AdamW"]) if step == 3 else None
+            optimizer.step()
+        assert monitor.failure is None
+        assert [column(monitor, "update_intended", key)[-1] for key in "012"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_state_is_searched_for_a_master_once(monkeypatch):
+    net, searched = half_net((20, 30)), []
+    optimizer = OPTIMIZERS["AdamW"](net.parameters())
+    monkeypatch.setattr(hooks, "master_in", lambda state, _param: searched.append(list(state)))
+    with Monitor(net, optimizer, every=1):
+        for step in range(4):
+            draw_gradients(net, step)
+            optimizer.step()
+    assert searched == [["step", "exp_avg", "exp_avg_sq"]]
+
+
+def test_a_master_that_loading_replaces_is_found_again():
+    net = half_net((20, 30))
+    optimizer = Mastered(net.parameters(), lr=1e-2, weight_decay=0.1)
+    with Monitor(net, optimizer, every=1) as monitor:
+        for step in range(5):
+            draw_gradients(net, step)
+            if step == 3:
+                state = optimizer.state[net[0]]
+                state["any name"] = nn.Parameter(state["any name"].detach().clone())
+                optimizer._inner = torch.optim.AdamW([state["any name"]], lr=1e-2)
+            optimizer.step()
+        assert monitor.failure is None
+        assert min(column(monitor, "update_norm")) > 0
 
 
 def test_training_goes_on_as_if_nobody_estimated():

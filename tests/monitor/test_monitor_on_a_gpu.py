@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import equilibria.monitor.monitor as monitor_module
 from equilibria.errors import WatchWarning
+from equilibria.monitor import half_precision
 from equilibria.monitor.monitor import Monitor
 from equilibria.tensors import device_queue, inner_products, subsample
 
@@ -40,12 +41,14 @@ def as_on_a_gpu(monkeypatch):
 
     def send():
         monkeypatch.setattr(device_queue, "is_on_device", lambda _tensor: True)
+        monkeypatch.setattr(half_precision, "is_on_device", lambda _tensor: True)
         monkeypatch.setattr(inner_products, "kernels_for", lambda _device: kernels)
         monkeypatch.setattr(subsample, "kernels_for", lambda _device: kernels)
         monkeypatch.setattr(monitor_module, "_in_main_memory", lambda _products: False)
         both = counting(kernels.launch, lambda name, _, sums: [name] if sums is None else [name, "add_up"])
         monkeypatch.setattr(kernels, "launch", both)
         monkeypatch.setattr(kernels, "look", counting(kernels.look, lambda *_: ["look"]))
+        monkeypatch.setattr(kernels, "collect", counting(kernels.collect, lambda *_: ["collect"]))
         return launched
 
     return send
@@ -91,12 +94,32 @@ def other_layout(param):
 def test_the_samples_are_those_of_main_memory(as_on_a_gpu, name, every, trouble):
     expected, _ = samples(OPTIMIZERS[name], every, trouble)
     found, launches = samples(OPTIMIZERS[name], every, trouble, as_on_a_gpu())
-    # 3, and 2 where predictions start again; 2 because SGD's bfloat16 weights are compared and its others are not
-    assert max(launches[1:]) <= (5 if name == "AdamW" else 7)
+    # 3, and 1 for the intended update of the bfloat16 weight; 2 where predictions start again; 2 because SGD's bfloat16
+    # weights are compared and its others are not
+    assert max(launches[1:]) <= (6 if name == "AdamW" else 8)
     for row, slow in zip(found, expected, strict=True):
         assert [row[key] for key in ("step", "param", "note")] == [slow[key] for key in ("step", "param", "note")]
         for key in ("norm", "grad_norm", "update_norm", "angle", "pull", "scaled_grad_sq", "update_intended"):
             assert row[key] == (None if slow[key] is None else pytest.approx(slow[key], rel=3e-6, nan_ok=True)), key
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_16_bit_weights_ask_for_one_launch_more_whatever_their_number(as_on_a_gpu, name):
+    launched, intended = as_on_a_gpu(), []
+    torch.manual_seed(0)
+    net = nn.ParameterList([nn.Parameter(torch.randn(5, 4 + k).bfloat16()) for k in range(5)])
+    optimizer = OPTIMIZERS[name](net.parameters())
+    with Monitor(net, optimizer, every=2) as monitor:
+        for _ in range(5):
+            for param in net:
+                param.grad = torch.randn(param.shape).bfloat16()
+            launched.clear()
+            optimizer.step()
+            intended.append(launched.count("collect"))
+        assert monitor.failure is None
+        assert sorted(launched) == ["add_up", "collect", "look", "sum_moves"]
+        assert all((row["update_intended"] > 0) for row in monitor.samples().to_pylist())
+    assert intended == [1, 0, 1, 0, 1]
 
 
 def test_a_weight_without_a_gradient_for_a_step_is_not_noted_as_changed():

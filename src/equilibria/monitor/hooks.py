@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -40,7 +41,7 @@ from torch.optim import SGD, Optimizer
 
 from equilibria.errors import EquilibriaError, WatchWarning, warn_in_training
 from equilibria.findings import Finding
-from equilibria.monitor.half_precision import IntendedUpdates, with_masters
+from equilibria.monitor.half_precision import IntendedUpdates, lacks_master, master_in
 from equilibria.monitor.loss_scaling import SkippedSteps
 from equilibria.monitor.reading import (
     PRODUCTS,
@@ -120,6 +121,8 @@ class OptimizerHooks:
         self.copied_too: frozenset[int] = frozenset()
         self.memory = StepMemory(self.watched)
         self._intended = IntendedUpdates(self.watched)
+        self._halves = [index for index, layer in enumerate(self.watched) if lacks_master(layer)]
+        self._searched: dict[int, list[str]] = {}  # by tensor, names in its state when no master was found there
         self.skipped = SkippedSteps()
         self._index, self._sampler, self._on_reading = index, sampler, on_reading
         self._rows = _row_slices(self.watched)
@@ -371,12 +374,24 @@ class OptimizerHooks:
     # ---- a reading
 
     def _find_masters(self) -> None:
-        """Measure the float32 masters of 16-bit weights as soon as the optimizer's state holds them."""
-        found = with_masters(self.watched, self.optimizer)
-        for index, layer in enumerate(found):
-            if layer is not self.watched[index] and layer.master is not None:
-                self._probes[index], self.watched[index] = CopyProbe(layer), layer
-                self.memory, self._intended = StepMemory(self.watched), IntendedUpdates(self.watched)
+        """Measure the float32 masters of 16-bit weights that the optimizer's state holds.
+
+        A state is searched once, and again when it has other entries or lost the master: that waits for the device.
+        """
+        found = False
+        for index in self._halves:
+            layer, state = self.watched[index], self.optimizer.state.get(self.watched[index].param, _EMPTY)
+            held = any(value is layer.master for value in state.values())
+            is_known = held if layer.master is not None else self._searched.get(index, []) == list(state)
+            if is_known or not bool(local(layer.param).any()):  # zeros: anything may round to them
+                continue
+            master = master_in(state, layer.param)
+            self._searched[index] = list(state)
+            if master is not layer.master:
+                self.watched[index], found = replace(layer, master=master), True
+                self._probes[index] = CopyProbe(self.watched[index])
+        if found:
+            self.memory, self._intended = StepMemory(self.watched), IntendedUpdates(self.watched)
 
     def _read_before(self, *, has_closure: bool) -> StepReading:
         self._find_masters()

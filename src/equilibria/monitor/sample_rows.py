@@ -270,7 +270,7 @@ class SampleBuilder:
         """The length of the update without rounding to 16 bits; NaN where nothing estimates it."""
         intended = np.full(len(self.names), np.nan)
         if reading.intended is not None:
-            intended[reading.intended.rows] = np.sqrt(reading.intended.squares.read())
+            intended[reading.intended.rows] = np.sqrt(reading.intended.squares())
         return intended
 
     def _update_gain(

@@ -41,7 +41,7 @@ KINDS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 REFERENCES: Final = 3
 """With how many earlier vectors one launch of `look` compares."""
 
-WARPS: Final = {"sum_products": 8, "sum_moves": 8, "copy": 8, "add_up": 4, "sum_coordinates": 8}
+WARPS: Final = {"sum_products": 8, "sum_moves": 8, "copy": 8, "add_up": 4, "sum_coordinates": 8, "gather": 8}
 """Groups of threads with which each kernel is compiled."""
 
 _LANES = 1024
@@ -106,6 +106,20 @@ def look(
         )
 
 
+def collect(tensors: Sequence[Tensor | None], units: Tensor, places: Tensor, out: Tensor) -> None:
+    """Read a few coordinates of many tensors, in one launch.
+
+    Args:
+        tensors: on one device; None where there is none.
+        units: for every unit its tensor, its first coordinate and the number of its coordinates, 1,024 at most.
+        places: of all coordinates in the memory of their tensor.
+        out: receives them, float32; NaN of what is not there.
+    """
+    rows = tuple(_described((tensor, None, None), 0.0, refresh=False) for tensor in tensors)
+    with _current(out.device):
+        gather[(len(units),)](_on_device(rows, out.device), units, places, out, LANES=_LANES, num_warps=WARPS["gather"])
+
+
 def _current(device: torch.device) -> Any:
     return torch.cuda.device(device) if has_queue(device) else torch.no_grad()
 
@@ -119,7 +133,7 @@ def _work(items: Sequence[DeviceItem], device: torch.device) -> Tensor:
     return _on_device(tuple(_described(item.tensors, item.shrink, refresh=item.refresh) for item in items), device)
 
 
-def _described(tensors: Matrices, shrink: float, *, refresh: bool) -> tuple[int, ...]:
+def _described(tensors: Sequence[Tensor | None], shrink: float, *, refresh: bool) -> tuple[int, ...]:
     """A row of ``work``."""
     addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
     kinds = (-1 if tensor is None else KINDS[tensor.dtype] for tensor in tensors)
@@ -384,6 +398,20 @@ def sum_coordinates(
     else:
         unit, places = program - copies, (w_places, g_places, v_places)
         _look(unit, work, units, *places, now, first, second, third, before, out, references, is_known, LANES)
+
+
+@triton.jit
+def gather(work, units, places, gathered, LANES: tl.constexpr):
+    """Write the coordinates of a unit of the first tensor of a row of ``work``."""
+    unit = units + 3 * tl.program_id(0).to(tl.int64)
+    row, begin, count = work + 8 * tl.load(unit), tl.load(unit + 1), tl.load(unit + 2)
+    at, kind = tl.load(row), tl.load(row + 3)
+    lanes = tl.arange(0, LANES)
+    inside = lanes < count
+    numbers = tl.full([LANES], float("nan"), tl.float32)
+    if kind >= 0:
+        numbers = _numbers(at, kind, tl.load(places + begin + lanes, mask=inside, other=0), inside)
+    tl.store(gathered + begin + lanes, numbers, mask=inside)
 
 
 _KERNELS: Final = {"sum_products": sum_products, "sum_moves": sum_moves, "copy": copy}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -65,15 +66,10 @@ class Subsample:
         edges = np.cumsum([0, *(unit * count for unit, count in zip(units, counts, strict=True))]).tolist()
         self._slices = {index: slice(*edges[place : place + 2]) for place, index in enumerate(self.tensors)}
         self._size = edges[-1]
-        # For the kernel: tensor, first coordinate and number of coordinates of every unit; by strides of all tensors,
-        # the places of all coordinates in memory.
-        self._unit_table: Tensor | None = None
+        # For the kernels: by lists of tensors, their units; by strides of all tensors, the places of all coordinates.
+        self._unit_tables: dict[int, Tensor] = {}
         self._places: dict[tuple[tuple[int, ...], ...], Tensor] = {}
         self._bounds = np.stack([np.repeat(np.arange(len(units)), units), self._starts, per_unit], axis=1)
-
-    def coordinates(self, index: int, tensor: Tensor) -> Tensor | NDArray[Any]:
-        """The coordinates of one of ``watched``, by its index, in any tensor of its shape."""
-        return self._entries[index].of(tensor)
 
     def slice_of(self, tensor: int) -> slice:
         """The part of a vector that holds the coordinates of a tensor."""
@@ -160,9 +156,7 @@ class Subsample:
         roles = [[column[index] for index in self.tensors] for column in columns]
         if not all(can_be_read(kernels, role, now.device) for role in roles):
             return None
-        if self._unit_table is None:
-            self._unit_table = sent_to_device(self._bounds, now.device)
-        units, places = self._unit_table, [self._places_of(role) for role in roles]
+        units, places = self._units_of(1), [self._places_of(role) for role in roles]
         table: Tensor = now.new_empty(len(self.rows), 3 * len(references) + 2)
         tensors = list(zip(*roles, strict=True))
         items = [item for item in copies.for_kernels() if can_be_read(kernels, item.tensors, now.device)]
@@ -171,12 +165,33 @@ class Subsample:
         copies.leave_out(items)
         return table
 
+    def gathered(self, several: Sequence[Sequence[Tensor | None]]) -> Vector:
+        """One row as `of` returns it for each of several lists of tensors; on a GPU one kernel reads all of them."""
+        tensors = [of_list[index] for of_list in several for index in self.tensors]
+        kernels = None if self._by_numpy else kernels_for(self._device)
+        if kernels is not None and self.tensors and can_be_read(kernels, tensors, self._device):
+            out = torch.empty(len(several), self._size, dtype=torch.float32, device=self._device)
+            units, places = self._units_of(len(several)), self._places_of(tensors)
+            if succeeds(lambda: kernels.collect(tensors, units, places, out)):
+                return out
+        rows: list[Any] = [self.of(of_list) for of_list in several]
+        return np.stack(rows) if self._by_numpy else torch.stack(rows)
+
+    def _units_of(self, lists: int) -> Tensor:
+        """Tensor, first coordinate and number of coordinates of every unit of so many lists of tensors."""
+        if lists not in self._unit_tables:
+            further = np.array([[len(self.tensors), self._size, 0]])
+            bounds = np.concatenate([self._bounds + place * further for place in range(lists)])
+            self._unit_tables[lists] = sent_to_device(bounds, self._device)
+        return self._unit_tables[lists]
+
     def _places_of(self, tensors: Sequence[Tensor | None]) -> Tensor:
-        """The places of all coordinates in the memory of these tensors, on the device."""
-        owns = [self._params[index] if own is None else own for index, own in zip(self.tensors, tensors, strict=True)]
+        """The places of all coordinates in the memory of one list of tensors or several, on the device."""
+        indices = [index for index, _ in zip(cycle(self.tensors), tensors, strict=False)]
+        owns = [self._params[index] if own is None else own for index, own in zip(indices, tensors, strict=True)]
         strides = tuple(own.stride() for own in owns)
         if strides not in self._places:
-            offsets = [self._entries[index].offsets_of(own) for index, own in zip(self.tensors, owns, strict=True)]
+            offsets = [self._entries[index].offsets_of(own) for index, own in zip(indices, owns, strict=True)]
             self._places[strides] = sent_to_device(np.concatenate(offsets), self._device)
         return self._places[strides]
 
