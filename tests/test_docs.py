@@ -1,4 +1,4 @@
-"""Every picture that a page of the documentation shows is there."""
+"""Every picture that a page of the documentation shows is there, and counts of claims are those of the results."""
 
 from __future__ import annotations
 
@@ -27,3 +27,10 @@ def test_pictures_are_found_and_comments_are_not():
         "x.png",
         "../w.png",
     ]
+
+
+def test_the_page_on_pull_back_counts_the_claims_as_the_results_do():
+    counts = re.search(
+        r"#eq-diffusion\) \| (\d+ of \d+ claims shown.*) \|", (ROOT / "docs/papers/items/smd.md").read_text()
+    )
+    assert counts and counts[1] in " ".join((ROOT / "docs/concepts/pull-back.md").read_text().split())

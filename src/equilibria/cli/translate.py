@@ -253,8 +253,8 @@ def _known(scaling: BatchScaling) -> str:
     if typical <= _SURE:
         return known
     return (
-        f"{known}: for ±{percent(_SURE)} watch about {math.ceil((typical / _SURE) ** 2)} times as many steps at these "
-        "settings, or sample every 4 steps, eq.watch(..., every=4)"
+        f"{known}: for ±{100 * _SURE:g} % watch about {math.ceil((typical / _SURE) ** 2)} times as many steps at these "
+        "settings, or, if fewer were sampled, every fourth: eq.watch(..., every=4)"
     )
 
 
