@@ -262,7 +262,9 @@ def _law(entry: Mapping[str, Any], columns: Mapping[str, Any], last_step: int, l
         return "", "its type rounds its weight decay away, so that it has no equilibrium"
     fitted = step >= late_from(step[0], step[-1])
     if np.count_nonzero(fitted) < LEAST_SAMPLES:
-        return "", _too_few(count, int(np.count_nonzero(fitted)))
+        soon = "" if invariant else _too_soon(columns)
+        few = _too_few(count, int(np.count_nonzero(fitted)))
+        return "", f"{soon}; and {few}" if soon else few
     if last_step - step[-1] > _STOPPED * int(np.diff(step)[-_STOPPED:].max()):
         return "", f"it has not moved since step {step[-1]:,}, while others moved until step {last_step:,}"
     rule = rule_from_metadata(entry, {name: float(columns[name][-1]) for name in SETTINGS})
@@ -300,13 +302,19 @@ def _without_gain(entry: Mapping[str, Any], columns: Mapping[str, Any], rule: Ru
         return "it is not known to be a matrix" if "shape" not in entry else "a vector has no steady growth gain"
     if not columns["weight_decay"][-1] > 0:
         return "it is not scale-invariant and has no weight decay: growth gains of such weights were not tested"
+    return _too_soon(columns)
+
+
+def _too_soon(columns: Mapping[str, Any]) -> str:
+    """Why a growth gain may still change, "" if it persists."""
     rises = np.flatnonzero(np.diff(columns["lr"]) > 0)
     risen = int(columns["step"][rises[-1] + 1]) if len(rises) else 0
     missing = AFTER_RISE - (int(columns["step"][-1]) + 1 - risen)
     if missing > 0:
         since = f"lr rose until step {risen:,}" if risen else f"the record ends at step {columns['step'][-1]:,}"
         return (
-            f"{since}, and its growth gain persists from {AFTER_RISE} steps later on: {counted(missing, 'step')} more"
+            f"{since}, and its growth gain persists from {AFTER_RISE} steps later on: it needs a sample of step "
+            f"{risen + AFTER_RISE - 1:,} or later, {counted(missing, 'step')} more"
         )
     return ""
 

@@ -12,19 +12,21 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from equilibria.diagnosis.metadata import three_digits
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MEASURED, PREDICTED, EQUILIBRIUM, OTHER = "#009e73", "#0072b2", "#d55e00", "#868e97"
 """Colours of lines that the colour-blind can tell apart too."""
 
-WIDE, NARROW = 560, 360
-"""Widths of a picture: that of a card, and one of which a report shows several side by side, and a phone one."""
+WIDE, NARROW = 560, 312
+"""Widths of a picture: that of a card, and one of which a report shows three side by side, and a phone one."""
 
 _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 226, 58, 20, 24, 50
 _MOST_STEPS = 5  # between the ends of an axis
 _LEGEND_ROW = 15
-_CHARACTER = 6.2  # mean width, rounded up
+_CHARACTER = 6.0  # mean width, rounded up
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +218,12 @@ def log_levels(low: float, high: float) -> list[float]:
 
 def _legend(lines: Sequence[Line], width: int) -> tuple[list[str], int]:
     """The names of the lines, in rows below, and the height of the picture with them."""
-    x, y, parts = float(_LEFT), _HEIGHT - 8, list[str]()
+    begin = 2.0 if width == NARROW else float(_LEFT)
+    x, y, parts = begin, _HEIGHT - 8, list[str]()
     for line in {line.label: line for line in lines}.values():
-        wide = 34 + _CHARACTER * len(line.label)
-        if x > _LEFT and x + wide > width:
-            x, y = float(_LEFT), y + _LEGEND_ROW
+        wide = 30 + _CHARACTER * len(line.label)
+        if x > begin and x + wide > width:
+            x, y = begin, y + _LEGEND_ROW
         parts.append(
             f'<line x1="{x:.0f}" y1="{y}" x2="{x + 18:.0f}" y2="{y}" stroke="{line.colour}" '
             f'stroke-width="2"{_dashes(line)}/>'
@@ -247,4 +250,4 @@ def _svg(title: str, parts: Sequence[str], *, width: int = WIDE, height: int) ->
 
 
 def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else three_digits(value)
