@@ -63,10 +63,10 @@ def test_the_sentence_names_the_largest_cause_first_and_blames_decay_only_where_
     assert sentence.startswith("grows" if growth > 0 else "falls")
     largest = max((abs(pull), "gradient"), (abs(diffusion), "random steps"), (abs(decay), "decay"))
     if largest[0] > 5e-4 and sorted((abs(pull), abs(diffusion), abs(decay)))[1] < largest[0]:
-        causes = sentence.split(": ")[1].removeprefix("in hundredths of its logarithm ")
+        causes = sentence.split(": ")[1].removeprefix(f"{growth:+.3f} in its logarithm, ")
         assert causes.startswith(largest[1])
     assert ("by a factor of" in sentence) == (abs(growth) > 0.1)
-    assert ("Decay is not what holds it" in sentence) == (pull < 0 and abs(pull) > 2 * abs(decay))
+    assert ("The gradient holds it more than decay does" in sentence) == (pull < 0 and abs(pull) > 2 * abs(decay))
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from tests.helpers.sample_worlds import World, edited, rescaled_units, together, world
 
 from equilibria.diagnosis.layer_summary import LayerSummary
+from equilibria.diagnosis.run import sampled_run
 from equilibria.diagnosis.series import sample_weights
-from equilibria.diagnosis.summary import summarise
+from equilibria.diagnosis.summary import summarise, summarise_run
 from equilibria.errors import EquilibriaError
 from equilibria.records.tables import GAIN_LAW, NO_GRADIENT, NOT_FINITE, SKIPPED
 from equilibria.theory import SGD, AdamW
@@ -252,6 +253,38 @@ def test_no_prediction_is_left_over_where_none_applies(without):
             "norm_equilibrium", "how_wrong", "steps_to_settle", "epochs_to_settle")}  # fmt: skip
     assert told == dict.fromkeys(told)
     assert layer.state == "none" and layer.angle and layer.norm
+
+
+def test_the_tail_is_a_share_of_the_steps_however_few_of_them_were_sampled():
+    """Samples that become rarer: the last fifth of a run has one, and without it many are at about one lr."""
+    table = clean().samples.slice(0, 1800)
+    table = edited(table, lr=[0.1 * min(1, (600 - step) / 120) for step in table["step"].to_numpy()])
+    sampled = [*range(0, 300, 10), 370, 430, 490, 564]
+    rare = table.filter(pc.is_in(table["step"], pa.array(sampled)))
+    for layer in summarise(rare, metadata=clean().metadata):
+        assert (layer.last_step, layer.samples, layer.last_lr) == (490, 20, pytest.approx(0.03))
+
+
+@pytest.mark.parametrize(
+    ("lr", "jumps"),
+    [
+        (lambda epoch: 0.9**epoch, False),
+        (lambda epoch: 1 + math.cos(math.pi * epoch / 30), False),
+        (lambda epoch: 1 - epoch / 30, False),
+        (lambda epoch: 0.1 ** (epoch // 10), True),
+        (lambda epoch: 0.2 ** (epoch // 5), True),
+        (lambda epoch: 0.5 ** (epoch // 7), True),
+        (lambda epoch: 0.9**epoch * (0.1 if epoch > 20 else 1), True),
+    ],
+    ids=["exponential", "cosine", "linear", "tenth", "fifth", "half", "a drop within"],
+)
+def test_a_staircase_has_no_jumps_and_disturbs_nothing(lr, jumps):
+    table = clean().samples.slice(0, 900)
+    values = [0.1 * lr(step // 10) for step in table["step"].to_numpy()]
+    table = edited(table, lr=values, state=["disturbed"] * len(values))
+    run = sampled_run(table, metadata=clean().metadata)
+    assert (run.taken.last_jump > run.taken.first[:-1]).all() == jumps
+    assert {layer.state for layer in summarise_run(run)} == {"disturbed" if jumps else "settling"}
 
 
 def test_a_restart_of_a_cosine_is_a_jump():

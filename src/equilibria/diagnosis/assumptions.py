@@ -222,7 +222,9 @@ def varying_gradient(layers: Sequence[Layer], loss: tuple[Array, Array] | None) 
             "",
         )
     elif near and predictable:
-        yield Finding("note", "training is near interpolation", near.removesuffix(INTERPOLATES), wider, "")
+        yield Finding(
+            "note", "the training loss is small against its start", near.removesuffix(INTERPOLATES), wider, ""
+        )
 
 
 def _in_a_sentence(text: str) -> str:

@@ -72,20 +72,22 @@ class LayerBudget:
             >>> words = {"formula": "1/(2 lr wd)", "scaled": "Adam-scaled gradient"}
             >>> LayerBudget(first_step=100, last_step=600, **rates, settling=5556.0, **words).sentence
             'grows 6.2 % in ||w||² per 100 steps over steps 100-600: random steps +25.2, Adam-scaled gradient -17.2, \
-decay -1.8. Decay is not what holds it'
+decay -1.8. The gradient holds it more than decay does'
         """
         causes = {"random steps": self.diffusion, self.scaled: self.pull, "decay": self.decay}
-        shown = {name: f"{100 * value:+.1f}" for name, value in causes.items()}
+        is_factor = abs(self.growth) > _SMALL
+        shown = {name: f"{value:+.3f}" if is_factor else f"{100 * value:+.1f}" for name, value in causes.items()}
         ordered = sorted(causes, key=lambda name: -abs(causes[name]))
-        listed = ", ".join(f"{name} {shown[name]}" for name in ordered if shown[name] not in ("+0.0", "-0.0"))
+        listed = ", ".join(f"{name} {shown[name]}" for name in ordered if float(shown[name]))
         verb = "grows" if self.growth > 0 else "falls"
         size, unit = f"{100 * abs(self.growth):.1f} %", ""
-        if abs(self.growth) > _SMALL:
-            size, unit = f"by a factor of {math.exp(min(abs(self.growth), 700)):.3g}", "in hundredths of its logarithm "
+        if is_factor:
+            size = f"by a factor of {math.exp(min(abs(self.growth), 700)):.3g}"
+            unit = f"{self.growth:+.3f} in its logarithm, "
         text = f"{verb} {size} in ||w||² per {_PER} steps over steps {self.first_step:,}-{self.last_step:,}: "
         text += unit + listed if listed else "no cause above 0.05"
         if self.pull < 0 and self.pull < 2 * self.decay:
-            text += ". Decay is not what holds it"
+            text += ". The gradient holds it more than decay does"
         return text
 
 

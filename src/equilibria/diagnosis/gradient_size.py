@@ -13,7 +13,7 @@ from equilibria.diagnosis.series import Array, Series
 from equilibria.findings import percent
 
 VARIES = "its gradient varies widely in size"
-INTERPOLATES = ": near interpolation, where gradients vanish"
+INTERPOLATES = ": near interpolation, where gradients vanish, if the same examples come again"
 FEWEST = 20  # samples that show it
 SKIPPED = 0.5  # share of the recorded steps left out: the start of training says little about the rest
 

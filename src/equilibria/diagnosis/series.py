@@ -254,17 +254,44 @@ def setting_jumps(series: Series) -> Array:
     """Flag the rows where lr, weight decay or momentum jump, and each parameter's first row.
 
     A jump is a change by more than a tenth, and by more than three times as much per step as the change in the same
-    direction at the neighbouring rows: the end of a cosine or the begin of a warm-up is steep, but no jump.
+    direction at the neighbouring rows: the end of a cosine or the begin of a warm-up is steep, but no jump. Nor is a
+    step of a staircase, such as a cosine that moves every epoch, or a change before the last row that may have taken
+    many steps.
     """
     jumped = np.zeros(series.first[-1], dtype=bool)
     gap = np.maximum(np.diff(series.columns["step"], prepend=0), 1)
+    known = (gap == 1) | ~np.isin(np.arange(len(gap)), series.first[1:] - 1)
     for name in SETTINGS:
         change = _relative_change(series, name)
         sign, rate = np.sign(change), change / gap
         neighbours = np.append(0.0, rate[:-1]) * sign
         neighbours = np.maximum(neighbours, np.append(rate[1:], 0.0) * sign)
-        jumped |= (np.abs(change) > _JUMP) & (np.abs(rate) > 3 * neighbours)
+        jumps = (np.abs(change) > _JUMP) & (np.abs(rate) > 3 * neighbours) & known
+        jumped |= jumps & ~_of_staircase(series, change) if jumps.any() else jumps
     return _with_first_rows(series, jumped)
+
+
+def _of_staircase(series: Series, change: Array) -> Array:
+    """Flag the changes that continue others in the same direction: the last, or the next, is a third as large at least.
+
+    One of these two, or the one beyond, is by less than a factor of 2: drops by a factor of 10 are jumps however many
+    follow each other.
+    """
+    rows = np.flatnonzero(change)
+    own, param, places = change[rows], np.searchsorted(series.first, rows, side="right"), np.arange(len(rows))
+
+    def beside(lag: int) -> Array:
+        """The size of the change so many changes later, 0 if there is none or it goes the other way."""
+        other = np.clip(places + lag, 0, len(rows) - 1)
+        same = (other == places + lag) & (param[other] == param) & (own[other] * own > 0)
+        return np.where(same, np.abs(own[other]), 0.0)
+
+    flags = np.zeros(len(change), dtype=bool)
+    for side in (-1, 1):
+        near, far = beside(side), beside(2 * side)
+        small = (near < 1 / _ALIKE) | ((far > 0) & (far < 1 / _ALIKE))
+        flags[rows] |= (near > 0) & (3 * near >= np.abs(own)) & small
+    return flags
 
 
 def alike_since(series: Series) -> Array:

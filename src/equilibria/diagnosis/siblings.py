@@ -36,6 +36,7 @@ _NUMBER = re.compile(r"(?:^|(?<=[._]))\d+(?=\.)")
 _PLACE = re.compile(r"(?:^|(?<=[._]))\d+(?:\.\d+)*\.[^.]*$")  # numbers right before the last word
 _NESTED = re.compile(r"\.(?:\w*(?:block|layer)s?\.)?")  # between the numbers of a stage and of a block in it
 _SHORT = re.compile(r"[^.]*[^.\d][^.]*(?:\.\d+)*$")
+_EXPERTS = re.compile(r"experts\.$")
 _ROW = re.compile(r"\[\d+\]$")
 
 
@@ -74,6 +75,8 @@ def kind_of(name: str) -> str:
     Example:
         >>> kind_of("transformer.h.11.mlp.c_proj.weight"), kind_of("layer1.0.conv2.weight"), kind_of("fc.weight[3]")
         ('transformer.h.*.mlp.c_proj.weight', 'layer1.*.conv2.weight', 'fc.weight[*]')
+        >>> kind_of("h.0.moe.experts.7.2.weight")
+        'h.*.moe.experts.*.2.weight'
     """
     if _ROW.search(name):
         return _ROW.sub("[*]", name)
@@ -103,10 +106,11 @@ def block_of(name: str) -> str | None:
 
 
 def _block_numbers(name: str) -> list[tuple[int, int]]:
-    """Where a name has the numbers of blocks; those right before its last word count only if there are no others."""
+    """Where a name has the numbers of blocks and experts; others right before its last word count only without these."""
     numbers = [number.span() for number in _NUMBER.finditer(name)]
     place = _PLACE.search(name)
-    return [span for span in numbers if place is None or span[0] < place.start()] or numbers
+    outer = [span for span in numbers if place is None or span[0] < place.start() or _EXPERTS.search(name, 0, span[0])]
+    return outer or numbers
 
 
 def short_names(blocks: Sequence[str]) -> dict[str, str]:

@@ -27,12 +27,22 @@ from equilibria.diagnosis.series import (
 )
 from equilibria.diagnosis.siblings import is_row_kind, kind_of
 from equilibria.errors import whole
-from equilibria.records.tables import GAIN_LAW, LAWS, NO_EQUILIBRIUM, SETTLED, SETTLING, STATES
+from equilibria.records.tables import (
+    CHANGED_OUTSIDE,
+    DISTURBED,
+    GAIN_LAW,
+    LAWS,
+    NO_EQUILIBRIUM,
+    NOTES,
+    SETTLED,
+    SETTLING,
+    STATES,
+)
 from equilibria.theory.equilibrium import ROUNDED_AWAY
 from equilibria.theory.identified import Identified
 from equilibria.theory.rules import SGD, AdamL2, Rule
 
-_TAILS = 0.025 * np.arange(1, 9)  # of the samples since a jump
+_TAILS = 0.025 * np.arange(1, 9)  # of the steps since a jump
 _FEW = 10  # samples at about one lr that are worth leaving out a tail for
 _PACE, _REGULAR = 4, 0.5  # changes of lr that give the pace of a schedule, and how far their distances may differ
 _ABOUT = 1.28  # factor of the angle from equilibrium up to which a layer with a measured gain may count as settled
@@ -55,8 +65,8 @@ def summarise(samples: pa.Table, *, metadata: Mapping[str, Any], window: int | N
     window holds only samples at which every setting was within a factor of 2 of its present value, and none from before
     a jump by more than a tenth; it may hold fewer than 20. Left out are steps with an lr of 0, which move nothing,
     samples without a prediction where others have one, the first steps of a run where they were sampled more densely
-    than the others, and the steep tail of a falling schedule: the fewest last samples, a fifth at most of those since
-    the last jump, before which 10 have an lr within a factor of 2.
+    than the others, and the steep tail of a falling schedule: the fewest last steps, a fifth at most of those since the
+    last jump, before which 10 samples have an lr within a factor of 2.
 
     Args:
         samples: the sample table of a monitor or of a recorded run.
@@ -112,7 +122,7 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     if epoch := run.metadata.get("steps_per_epoch"):
         steps, epochs = table["steps_to_settle"], table["epochs_to_settle"]
         table["epochs_to_settle"] = np.where(np.isfinite(epochs), epochs, steps / epoch)
-    state = recent.last("state")
+    state = _states(taken, recent)
     # A window may hold equilibria from before a gain became unsure.
     unbalanced = (law == LAWS.index(GAIN_LAW)) & (state == STATES.index(NO_EQUILIBRIUM))
     table["rounding"] = _roundings(run)
@@ -175,6 +185,14 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     return tuple(_without_doubtful_time(LayerSummary(*row)) for row in zip(*in_order, strict=True))
 
 
+def _states(taken: Series, recent: Series) -> Array:
+    """The last state of each parameter, -1 without any; no staircase of lr disturbs."""
+    state = recent.last("state")
+    outside = taken.sums((taken.columns["note"] == NOTES.index(CHANGED_OUTSIDE)).astype(np.float64)) > 0
+    steady = (taken.last_jump == taken.first[:-1]) & ~outside
+    return np.where(steady & (state == STATES.index(DISTURBED)), STATES.index(SETTLING), state)
+
+
 def _without_doubtful_time(layer: LayerSummary) -> LayerSummary:
     """The summary without a time to settle that norm and angle do not agree about."""
     if layer.steps_to_settle is None or layer.norm_vs_equilibrium is None or layer.norm_explains_angle:
@@ -213,19 +231,25 @@ def _or_none(values: Array) -> list[Any]:
 def _without_tail(taken: Series) -> Series:
     """The rows without the tail of a falling schedule, of parameters with few rows at about the last lr.
 
-    Left out are the fewest rows behind which `_FEW` have about the lr of the last one; where no tail allowed is long
-    enough, those behind which most have it.
+    Left out are the fewest last steps before which `_FEW` rows have about the lr of the last one; where no tail allowed
+    is long enough, those before which most have it.
     """
     best, cut = np.minimum(_alike(taken), _FEW), np.zeros(len(taken.names), dtype=np.int64)
     if (best == _FEW).all():
         return taken
-    settings, row = taken.only(**{name: taken.columns[name] for name in SETTINGS}), np.arange(taken.first[-1])
+    settings, step = taken.only(**{name: taken.columns[name] for name in SETTINGS}), taken.columns["step"]
+    last = np.nan_to_num(taken.last("step"))
+    since_jump = last + 1 - np.append(step, 0)[taken.last_jump]
+
+    def until(steps: Array) -> Array:
+        return np.asarray(step <= np.repeat(last - steps, taken.counts))
+
     for share in _TAILS:
-        tail = (share * taken.since_jump).astype(np.int64)
-        earlier = settings.where(row < np.repeat(taken.first[1:] - tail, taken.counts))
+        tail = (share * since_jump).astype(np.int64)
+        earlier = settings.where(until(tail))
         alike = np.where(earlier.last("lr") > taken.last("lr"), np.minimum(_alike(earlier), _FEW), 0)
         best, cut = np.maximum(best, alike), np.where(alike > best, tail, cut)
-    return taken.where(row < np.repeat(taken.first[1:] - cut, taken.counts))
+    return taken.where(until(cut))
 
 
 def _without_start(series: Series) -> Series:

@@ -182,11 +182,11 @@ def print_summary(monitor: WatchedRun) -> None:
     from equilibria.diagnosis.summary import summarise
     from equilibria.views._rich import Console, Text
     from equilibria.views.findings import print_findings
-    from equilibria.views.run.headline import headline_and_details
+    from equilibria.views.run.headline import in_short
 
     layers, findings = summarise(monitor.samples(), metadata=monitor.metadata), monitor.findings()
     out = Console()
-    out.print(Text(f"equilibria: {'. '.join(headline_and_details(layers, findings))}"))
+    out.print(Text(f"equilibria: {in_short(layers, findings)}"))
     print_findings(findings[:_MOST_FINDINGS], out)
     more = len(findings) - _MOST_FINDINGS
     rest = f"{counted(more, 'more finding')} and all layers" if more > 0 else "All layers"

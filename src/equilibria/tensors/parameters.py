@@ -276,13 +276,14 @@ def row_axes(model: nn.Module) -> dict[int, int]:
 
 
 def selection(select: Select | None, names: Sequence[str]) -> Callable[[str, Tensor], bool]:
-    """Convert ``select`` to a function of name and tensor; None selects all tensors with two axes or more.
+    """Convert ``select`` to a function of name and tensor; None selects all tensors with two axes or more, but no
+    single numbers, which have no angle.
 
     Raises:
         EquilibriaError: if a name or pattern matches none of ``names``.
     """
     if select is None:
-        return lambda _name, param: param.ndim >= 2
+        return lambda _name, param: param.ndim >= 2 and param.numel() > 1
     if callable(select):
         return select
     patterns = select_patterns(select)

@@ -12,6 +12,7 @@ from equilibria.diagnosis.summary import summarise
 from equilibria.findings import Finding
 from equilibria.views.run.headline import (
     headline_and_details,
+    in_short,
     most_telling_first,
     no_findings,
     run_details,
@@ -166,6 +167,27 @@ def test_the_headline_of_a_run_that_diverged_says_so_first():
     assert headline == "The training loss has diverged: it rose from 2 to 3e9"
     assert details == f"{run_headline(layers)}. {run_details(layers)}"
     assert headline_and_details(layers, []) == (run_headline(layers), run_details(layers))
+
+
+@pytest.mark.parametrize(
+    ("severities", "ending"),
+    [
+        ([], ". No check found a fault."),
+        (["note", "note"], ". No warnings, 2 notes below."),
+        (["note", "warning"], ". Warning: warning 1."),
+        (["warning", "note", "warning"], ". 2 warnings, the first: warning 0."),
+    ],
+)
+def test_in_short_says_whether_a_check_found_something_wrong(severities, ending):
+    findings = [Finding(severity, f"{severity} {place}", "", "", "") for place, severity in enumerate(severities)]
+    assert in_short([LAYER, LAYER], findings) == run_headline([LAYER, LAYER]) + ending
+
+
+def test_where_no_layer_can_be_judged_yet_the_headline_is_what_was_measured():
+    few = dataclasses.replace(LAYER, angle_error=0.5, first_norm=LAYER.norm / 1.2, recorded_from=0)
+    assert run_headline([few, few]).startswith("Both layers turn 0.03 rad per step (")
+    assert run_headline([few, few]).endswith("; norms grew by 20 % since step 0")
+    assert run_details([few, few]).startswith("Both layers have too few samples to judge. ")
 
 
 def test_layers_that_did_not_move_have_no_speed():

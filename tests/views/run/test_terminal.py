@@ -64,14 +64,14 @@ LAYERS = [LAYER, *(dataclasses.replace(LAYER, name=name, **changes) for name, ch
 
 @pytest.fixture
 def printed(monkeypatch):
-    """The lines of the table in a terminal of some width, from the headings on, and the findings if some are given."""
+    """The lines of the table in a terminal of some width, from the headings on; all below it if findings are given."""
 
     def lines(width, layers=LAYERS, findings=None):
         monkeypatch.setenv("COLUMNS", str(width))
         shown = run_table(layers, findings=findings or ()).splitlines()
-        if layers and findings is None:
-            shown = shown[: next(place for place, line in enumerate(shown) if line.startswith("- "))]
         headings = next((place for place, line in enumerate(shown) if re.match("layer .*rad/step", line)), 0)
+        if layers and findings is None:
+            shown = shown[: shown.index("", headings)]
         return [line for line in shown[headings:] if line]
 
     return lines

@@ -13,7 +13,7 @@ from equilibria.diagnosis.layer_summary import LayerSummary
 from equilibria.diagnosis.siblings import Siblings, folded
 from equilibria.findings import Finding
 from equilibria.views.notebook import MOST_ROWS, card
-from equilibria.views.run.headline import headline_and_details, most_telling_first
+from equilibria.views.run.headline import in_short, most_telling_first, run_details
 from equilibria.views.run.metrics import last_values
 from equilibria.views.run.terminal import most_telling, state_words, unlike_siblings
 from equilibria.views.svg import EQUILIBRIUM, MEASURED, PREDICTED, Line, svg_chart
@@ -52,12 +52,15 @@ def run_card(
     numbers = {title: field for title, field in _NUMBERS.items() if any(row.values(field) for row in shown)}
     unlike, logged = unlike_siblings(rows), "" if metrics is None else last_values(metrics)
     return card(
-        ". ".join(headline_and_details(layers, findings)),
+        in_short(layers, findings),
         picture=_angles(samples, most_telling_first(layers)[0].name) if layers else "",
         headings=("layer", *numbers, "state"),
         rows=[[_name(row), *(_cell(row, field) for field in numbers.values()), state_words(row)] for row in shown],
         left_out=len(rows) - len(shown),
-        notes=[*([f"{logged}."] if logged else []), *([unlike] if unlike else []), *notes, *map(_sentences, findings)],
+        notes=[
+            *filter(None, [run_details(layers), logged and f"{logged}.", unlike, *notes]),
+            *map(_sentences, findings),
+        ],
     )
 
 

@@ -23,7 +23,7 @@ from equilibria.diagnosis.siblings import (
 )
 from equilibria.findings import Finding, counted, joined, percent, plain, rounded
 from equilibria.records.tables import DISTURBED, NO_EQUILIBRIUM, SETTLED, SETTLING
-from equilibria.views.words import sentence_case
+from equilibria.views.words import full_stop, sentence_case
 
 TOLERANCE = 0.05
 """How far measured / predicted may be from 1 to count as predicted."""
@@ -93,7 +93,7 @@ def run_headline(layers: Sequence[LayerSummary]) -> str:
     if not moving:
         return "No angle was measured in any sampled step"
     turning = _blocks(moving)
-    if any(map(has_verdict, layers)):
+    if any(has_verdict(layer) and not layer.few for layer in layers):
         return turning or _verdict(layers)
     turning = turning or f"{_the(len(moving))} {_turn(moving)}"
     return "; ".join(filter(None, [turning, _norms_changed(moving)]))
@@ -162,6 +162,19 @@ def headline_and_details(layers: Sequence[LayerSummary], findings: Sequence[Find
     headline, details = run_headline(layers), run_details(layers)
     over = next((finding for finding in findings if finding.kind in OVER), None)
     return (headline, details) if over is None else (sentence_case(over.subject), f"{headline}. {details}")
+
+
+def in_short(layers: Sequence[LayerSummary], findings: Sequence[Finding]) -> str:
+    """What is true of the network, and whether a check found something wrong."""
+    headline, _ = headline_and_details(layers, findings)
+    warnings = [finding for finding in findings if finding.severity == "warning"]
+    if any(finding.kind in OVER for finding in findings) or all(layer.angle is None for layer in layers):
+        return full_stop(headline)
+    if warnings:
+        first = "Warning" if len(warnings) == 1 else f"{len(warnings):,} warnings, the first"
+        return f"{headline}. {first}: {warnings[0].subject}."
+    notes = f"No warnings, {counted(len(findings), 'note')} below" if findings else "No check found a fault"
+    return f"{headline}. {notes}."
 
 
 # ---- how fast blocks and layers turn

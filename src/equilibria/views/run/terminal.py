@@ -15,7 +15,7 @@ from equilibria.diagnosis.metadata import three_digits
 from equilibria.diagnosis.siblings import Siblings, block_of, folded
 from equilibria.findings import Finding, counted, joined
 from equilibria.records.tables import SETTLED
-from equilibria.views.run.headline import headline_and_details, most_telling_first, no_findings
+from equilibria.views.run.headline import in_short, most_telling_first, no_findings, run_details
 from equilibria.views.run.metrics import last_values
 from equilibria.views.terminal import fitting
 
@@ -37,7 +37,7 @@ def run_table(
     most: int | None = None,
     metrics: pa.Table | None = None,
 ) -> str:
-    """A headline, one line per layer in the order of the model, and the findings below.
+    """A headline, one line per layer in the order of the model, and below it the verdict in words and the findings.
 
     Of many layers, those of one kind across blocks share a line; the ones unlike their siblings are named below.
 
@@ -63,7 +63,7 @@ def run_table(
             )
         )
         return collected_text(out)
-    out.print(Text(". ".join(filter(None, headline_and_details(summaries, findings)))), end="\n\n")
+    out.print(Text(in_short(summaries, findings)), end="\n\n")
     all_rows = folded(summaries)
     rows = most_telling(all_rows, summaries, most=most)
     gap = 2 if out.width >= _ROOMY else 1
@@ -84,6 +84,8 @@ def run_table(
     if left := sum(len(row.members) for row in all_rows) - sum(len(row.members) for row in rows):
         out.print(Text(f"{left:,} more layers are in --json", style="dim"))
     out.print()
+    if details := run_details(summaries):
+        out.print(Text(details), end="\n\n")
     for note in notes:
         out.print(marked("-", note))
     if not findings:
