@@ -51,6 +51,7 @@ MODULES = {
     "sharp-pacbayes": "papers.sharp.app_c_pacbayes",
     "sharp-random-starts": "papers.sharp.thm4_6_random_starts",
     "sharp-regression": "papers.sharp.fig4_regression",
+    "sharp-regression-rates": "papers.sharp.fig14_regression",
     "sharp-resnet": "papers.sharp.fig8_resnet",
     "sharp-rmsprop": "papers.sharp.cor_b14_rmsprop",
     "sharp-schedulers": "papers.sharp.thm_b7_schedulers",
