@@ -122,8 +122,9 @@ class _Descent:
 
     def flow(self, rate: float) -> Array:
         """``slope`` by the flow, which starts at the crossing."""
-        left: Array = np.exp(-rate * np.maximum(self.step - self.step[self.crossing], 0))
-        return self.slope[self.crossing] * left
+        time = rate * np.maximum(self.step - self.step[self.crossing], 0)
+        slope: Array = self.slope[self.crossing] * np.exp(-time)
+        return slope
 
 
 def _descents(config: Config, rule: SGD, run: Arrays) -> list[_Descent]:
