@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -17,17 +17,20 @@ from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.problems import Moment, Regression, Simulation
 from equilibria.theory.flow_examples import regression_geometry
 from equilibria.theory.rules import SGD
-from equilibria.theory.stability import crossing_time, effective_lr
+from equilibria.theory.stability import crossing_time, effective_lr, eos_delay
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Config:
-    """Figure 4's data. One lr with several weight decays; several lr, of which each has the first one's lr * wd.
+    """Figure 4's data. One lr with several weight decays; several lr, each with the product of lr and the largest decay.
+
+    Seeds 0 to 9 were run first, with a tolerance that held only for a ratio close to 1: it was exceeded right after the
+    edge was reached. The present one, and the restriction to runs that reach the edge, are judged on other seeds.
 
     Attributes:
         decays: weight decays at ``lr``, the largest first, 0 last.
@@ -39,9 +42,9 @@ class Config:
     lr: float = 0.5
     decays: tuple[float, ...] = (2e-4, 2e-5, 5e-6, 0.0)
     lrs: tuple[float, ...] = (50.0, 0.5, 5e-3, 5e-5)
-    steps: int = 100_000
+    steps: int = 200_000
     every: int = 11
-    seed: int = 0
+    seed: int = 10
 
     @property
     def rate(self) -> float:
@@ -104,7 +107,7 @@ class _Descent:
         ratio: stability ratio at each record.
         lr: effective learning rate likewise.
         fitted: first record with a small loss.
-        crossing: first record from then on with a stability ratio of 1; the last one without weight decay.
+        crossing: first record from then on with a stability ratio of 1; the last one if there is none.
     """
 
     step: NDArray[np.int64]
@@ -119,6 +122,11 @@ class _Descent:
     def below(self) -> bool:
         """Whether it is below the edge of stability when it is fitted, as theorem 4.3 demands."""
         return bool(self.ratio[self.fitted] < 1)
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it reaches the edge from below."""
+        return self.below and bool(self.ratio[self.crossing] >= 1)
 
     def flow(self, rate: float) -> Array:
         """``slope`` by the flow, which starts at the crossing."""
@@ -170,7 +178,7 @@ def collect(config: Config, results: TaskResults) -> Outcome:
         key: {
             "fitted": [int(one.step[one.fitted]) for one in runs],
             "below_the_edge_when_fitted": [one.below for one in runs],
-            "edge": [int(one.step[one.crossing]) for one in runs],
+            "edge": [int(one.step[one.crossing]) if one.crosses else None for one in runs],
             "sharpness_over_flattest": [float(one.sharpness[-1]) for one in runs],
             "test_at_end": results[key]["risk"][-1],
         }
@@ -188,32 +196,33 @@ def _farthest(values: Sequence[float], expected: float = 1.0) -> float:
     return float(max(values, key=lambda value: abs(value - expected)))
 
 
-def _of(descents: Sequence[_Descent]) -> tuple[list[_Descent], str]:
-    """The runs below the edge when fitted, and words for them."""
-    below = [one for one in descents if one.below]
-    return below, f"farthest off of {len(below)} data sets below the edge when fitted"
+def _crossing(descents: Sequence[_Descent]) -> tuple[list[_Descent], str]:
+    """The runs that reach the edge from below, and words for them."""
+    crossing = [one for one in descents if one.crosses]
+    return crossing, f"farthest off of {len(crossing)} data sets that reach the edge from below"
 
 
 def _judge_no_decay(descents: Sequence[_Descent]) -> Claim:
     """Without weight decay the norm only grows, by what the last of the loss can pay for."""
-    below, words = _of(descents)
+    below = [one for one in descents if one.below]
     room = [
         (one.sharpness[one.fitted] - 1) * one.lr[one.fitted] * _FITTED / (1 - one.ratio[one.fitted]) for one in below
     ]
-    return _DECAYS.says(f"wd 0: sharpness at the end over that when fitted: {words}").near(
-        1.0, _farthest([float(one.sharpness[-1] / one.sharpness[one.fitted]) for one in below]), relative=max(room)
-    )
+    return _DECAYS.says(
+        f"wd 0: sharpness at the end over that when fitted: farthest off of {len(below)} data sets below the edge then"
+    ).near(1.0, _farthest([float(one.sharpness[-1] / one.sharpness[one.fitted]) for one in below]), relative=max(room))
 
 
 def _judge_flow(config: Config, source: Source, key: str, rule: SGD, descents: Sequence[_Descent]) -> Claim:
-    """The distance goes as the root of the stability ratio, which swings by eta u/2 with u below 4."""
-    below, words = _of(descents)
+    """The distance goes as the root of the stability ratio, which overshoots while the oscillation grows from rounding."""
+    crossing, words = _crossing(descents)
     rate = rule.decay_per_step
-    ends = [float(one.slope[-1] / one.flow(rate)[-1]) for one in below]
+    ends = [float(one.slope[-1] / one.flow(rate)[-1]) for one in crossing]
+    overshoot = math.expm1(rate * float(eos_delay(rate)))
     return source.says(
         f"{_words(key)}: distance to the least-norm solution along the minimisers at the end, over that of the flow in "
         f"lr wd times the steps at the edge: {words}"
-    ).near(1.0, _farthest(ends), relative=math.sqrt(2 * rate) + config.every * rate)
+    ).near(1.0, _farthest(ends), relative=overshoot + config.every * rate)
 
 
 def _judge_order(by_decay: Sequence[Sequence[_Descent]]) -> Claim:
@@ -221,11 +230,11 @@ def _judge_order(by_decay: Sequence[Sequence[_Descent]]) -> Claim:
         float(np.log(less.sharpness[-1] / more.sharpness[-1]))
         for larger, smaller in pairwise(by_decay)
         for more, less in zip(larger, smaller, strict=True)
-        if more.below and less.below
+        if more.crosses and less.below
     ]
     return _DECAYS.says(
         "The smaller the weight decay, the slower: ln of the sharpness at the end over that with the next larger one, "
-        "the least of all data sets"
+        "the least of all data sets that reach the edge with the larger one"
     ).at_least(0.0, min(gaps))
 
 
@@ -237,7 +246,7 @@ def _judge_gain(config: Config, results: TaskResults) -> Claim:
 
 
 def _judge_entering(config: Config, key: str, descents: Sequence[_Descent]) -> Claim:
-    below, words = _of(descents)
+    crossing, words = _crossing(descents)
     off = [
         float(
             one.step[one.crossing]
@@ -248,7 +257,7 @@ def _judge_entering(config: Config, key: str, descents: Sequence[_Descent]) -> C
                 start=int(one.step[one.fitted]),
             )
         )
-        for one in below
+        for one in crossing
     ]
     return _ENTERING.says(
         f"{_words(key)}: 2/lr meets the sharpness at the step predicted from when it is fitted: {words}"
@@ -275,32 +284,36 @@ def _judge_test(config: Config, results: TaskResults) -> list[Claim]:
 
 
 def draw(config: Config, results: TaskResults) -> Figures:
-    """Sharpness and test loss, of the first data set that all optimizers fit below the edge."""
+    """Sharpness, stability ratio and test loss, of the first data set that most optimizers lead to the edge."""
     descents = {key: _descents(config, rule, results[key]) for key, rule in tasks(config).items()}
-    usable = [k for k in range(config.data_sets) if all(runs[k].below for runs in descents.values())]
-    k = usable[0] if usable else 0
-    groups = {"figure-14": config.by_decay, "figure-15": config.by_lr}
-    return {name: _draw(config, results, rules, descents, k) for name, rules in groups.items()}
+    k = max(range(config.data_sets), key=lambda place: sum(runs[place].crosses for runs in descents.values()))
+    decays, rates = (panels(1, 3, width=2.7, height=2.3) for _ in range(2))
+    for (_, axes), rules, name in ((decays, config.by_decay, "weight_decay"), (rates, config.by_lr, "lr")):
+        for colour, (key, rule) in zip(COLOURS, rules.items(), strict=False):
+            label = f"{name.replace('weight_decay', 'wd')} {getattr(rule, name):g}"
+            _draw_line(axes, descents[key][k], rule, results[key]["risk"][:, k], colour=colour, label=label)
+        _label(axes)
+    return {"figure-14": decays[0], "figure-15": rates[0]}
 
 
-def _draw(
-    config: Config, results: TaskResults, rules: Mapping[str, SGD], descents: Mapping[str, Sequence[_Descent]], k: int
-) -> Figure:
-    figure, (sharpness, ratio, test) = panels(1, 3, width=2.7, height=2.3)
-    decays = len({rule.weight_decay * rule.lr for rule in rules.values()}) > 1
-    for colour, (key, rule) in zip(COLOURS, rules.items(), strict=False):
-        one, label = descents[key][k], f"wd {rule.weight_decay:g}" if decays else f"lr {rule.lr:g}"
-        sharpness.plot(one.step, one.sharpness - 1, color=colour, label=label)
-        after = slice(one.crossing, None)
-        sharpness.plot(one.step[after], one.flow(rule.decay_per_step)[after] ** 2, color=THEORY, ls="--", lw=0.7)
-        ratio.plot(one.step, one.ratio, color=colour, lw=0.7)
-        test.plot(one.step, results[key]["risk"][:, k], color=colour, lw=0.8)
+def _draw_line(axes: Sequence[Axes], one: _Descent, rule: SGD, risk: Array, *, colour: str, label: str) -> None:
+    sharpness, ratio, test = axes
+    thousands, after = one.step / 1000, slice(one.crossing, None)
+    sharpness.plot(thousands, one.sharpness - 1, color=colour, label=label)
+    sharpness.plot(thousands[after], one.flow(rule.decay_per_step)[after] ** 2, color=THEORY, ls="--", lw=0.7)
+    ratio.plot(thousands, one.ratio, color=colour, lw=0.7)
+    test.plot(thousands, risk, color=colour, lw=0.8)
+
+
+def _label(axes: Sequence[Axes]) -> None:
+    sharpness, ratio, test = axes
     sharpness.plot([], [], color=THEORY, ls="--", lw=0.7, label="flow")
     ratio.axhline(1, color=THEORY, lw=0.5)
-    label_panel(sharpness, "a", "sharpness over the flattest's, - 1", xlabel="step", yscale="log", legend=True)
-    label_panel(ratio, "b", "stability ratio", xlabel="step", yscale="log")
-    label_panel(test, "c", "test loss", xlabel="step", yscale="log")
-    return figure
+    label_panel(sharpness, "a", "sharpness over the flattest's, - 1", yscale="log", legend=True)
+    label_panel(ratio, "b", "stability ratio", yscale="log")
+    label_panel(test, "c", "test loss")
+    for axis in axes:
+        axis.set_xlabel("thousand steps")
 
 
 EXPERIMENT = Experiment(
