@@ -163,13 +163,16 @@ ITEMS: tuple[Item, ...] = (
     at_desk_scale("Figure 12", "VGG-11, a closer look at 200 steps", figures="sharp-vgg/figure-12"),
     at_desk_scale("Figure 13", "without weight decay", figures="sharp-vgg/figure-2", experiments="sharp-ablations"),
     at_desk_scale(
-        "Figure 14", "several weight decays", figures="sharp-ablations/figure-14", note="one of them not zero"
+        "Figure 14",
+        "several weight decays",
+        figures="sharp-ablations/figure-14 sharp-regression-rates/figure-14",
+        note="of a network two, one of them zero; of linear regression four",
     ),
     at_desk_scale(
         "Figure 15",
         "first effective learning rates",
-        figures="sharp-ablations/figure-15",
-        note="over a factor of 10, not a million",
+        figures="sharp-ablations/figure-15 sharp-regression-rates/figure-15",
+        note="of a network over a factor of 10; of linear regression over a million, as in the paper",
     ),
     works("Figure 16", "the scale-invariant VGG-11", names="lab.nets.ScaleInvariantVGG"),
     works("Figure 17", "the two ResNet-20", names="lab.nets.PreActivationResNet"),
