@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import equilibria.monitor.monitor as monitor_module
 from equilibria.errors import WatchWarning
@@ -25,6 +26,12 @@ OPTIMIZERS = {
 STEPS = 7
 
 
+def sent_to_host(tensor):
+    """In memory of its own, as from a GPU."""
+    with _disable_current_modes():
+        return tensor.clone()
+
+
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """A function that sends tensors the way of those on a GPU; returns the launches since then."""
@@ -35,13 +42,15 @@ def as_on_a_gpu(monkeypatch):
     def counting(function, launches):
         def run(*args):
             launched.extend(launches(*args))
-            function(*args)
+            with _disable_current_modes():
+                function(*args)
 
         return run
 
     def send():
         monkeypatch.setattr(device_queue, "is_on_device", lambda _tensor: True)
         monkeypatch.setattr(half_precision, "is_on_device", lambda _tensor: True)
+        monkeypatch.setattr(device_queue, "sent_to_host", sent_to_host)
         monkeypatch.setattr(inner_products, "kernels_for", lambda _device: kernels)
         monkeypatch.setattr(subsample, "kernels_for", lambda _device: kernels)
         monkeypatch.setattr(monitor_module, "_in_main_memory", lambda _products: False)
@@ -131,7 +140,37 @@ class Nothing(TorchDispatchMode):
     """Allows no operation."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        raise AssertionError(f"{function} during a capture")
+        raise AssertionError(f"{function} in a hook")
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_steps_between_samples_ask_for_one_launch_and_no_memory(as_on_a_gpu, name):
+    launched, counts, step = as_on_a_gpu(), [], 0
+    net = nn.ParameterList([nn.Parameter(torch.randn(6, 5)) for _ in range(2)])
+    optimizer = OPTIMIZERS[name](net.parameters())
+    for param in net:
+        param.grad = torch.randn(6, 5)
+
+    def without_torch(hook):
+        def run(*args):
+            with contextlib.nullcontext() if step < 40 or step % 5 == 0 else Nothing():
+                hook(*args)
+
+        return run
+
+    with Monitor(net, optimizer, every=5) as monitor:
+        for hooks in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
+            hooks.update({key: without_torch(hook) for key, hook in hooks.items()})
+        while step < 70:
+            launched.clear()
+            optimizer.step()
+            counts.append(len(launched))
+            step += 1
+        assert monitor.failure is None
+    between = [count for step, count in enumerate(counts) if step > 40 and step % 5]
+    assert max(between) == 1 and sum(between) == (
+        1 if name == "SGD" else 6
+    )  # D(n) at step 64; AdamW's pull at 44, ..., 64, 69
 
 
 def test_a_step_that_a_graph_records_is_left_alone(as_on_a_gpu, monkeypatch):

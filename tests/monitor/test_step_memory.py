@@ -86,7 +86,9 @@ def test_the_coordinates_are_read_at_two_per_cent_of_the_steps(monkeypatch):
     net = make_net()
     optimizer = sgd(net, momentum=0.9)
     reads = []
-    monkeypatch.setattr(Subsample, "weights", lambda self, read=Subsample.weights: reads.append(1) or read(self))
+    monkeypatch.setattr(
+        Subsample, "weights", lambda self, out, read=Subsample.weights: reads.append(1) or read(self, out)
+    )
     with Monitor(net, optimizer, every=10**6):
         train(net, optimizer, 2 * LONGEST)
     assert len(reads) == 2 * 21

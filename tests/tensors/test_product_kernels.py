@@ -253,7 +253,7 @@ def compiled(tmp_path_factory):
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("kernel", ["sum_products", "sum_moves", "copy", "add_up", "sum_coordinates"])
+@pytest.mark.parametrize("kernel", ["sum_products", "sum_moves", "copy", "add_up", "sum_coordinates", "gather"])
 def test_the_kernels_compile_without_spilling_registers(compiled, kernel, gpu):
     assert compiled[gpu][kernel]["bytes"] > 1000
     assert compiled[gpu][kernel]["spilled"] == 0

@@ -42,7 +42,7 @@ def lacks_master(layer: Watched) -> bool:
 
 
 def master_in(state: Mapping[str, Any], param: Tensor) -> Tensor | None:
-    """The tensor of an optimizer's state that rounds to a 16-bit parameter which is not zero; waits for the device."""
+    """The tensor of an optimizer's state that rounds to a 16-bit parameter; waits for the device if one may."""
     for tensor in state.values():
         if not isinstance(tensor, Tensor) or tensor.dtype is not torch.float32 or tensor.shape != param.shape:
             continue

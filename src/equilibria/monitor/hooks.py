@@ -383,9 +383,11 @@ class OptimizerHooks:
             layer, state = self.watched[index], self.optimizer.state.get(self.watched[index].param, _EMPTY)
             held = any(value is layer.master for value in state.values())
             is_known = held if layer.master is not None else self._searched.get(index, []) == list(state)
-            if is_known or not bool(local(layer.param).any()):  # zeros: anything may round to them
+            if is_known:
                 continue
             master = master_in(state, layer.param)
+            if master is not None and not bool(local(layer.param).any()):  # zeros: anything may round to them
+                continue
             self._searched[index] = list(state)
             if master is not layer.master:
                 self.watched[index], found = replace(layer, master=master), True

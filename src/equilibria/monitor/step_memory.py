@@ -121,6 +121,7 @@ class StepMemory:
         self._begin: int | None = None  # count of the step at which the pattern of reads began
         self._open: dict[int, _Reference] = {}  # by distance, the reference of the pair that has begun
         self._kept: list[tuple[int, Vector]] = []  # at most one: count of a step and the weights before it
+        self._vectors: list[Vector] = []  # memory for the coordinates of one step each: as many as were ever held
         self._next_pull = 0  # count of the first step at which a pull may be read
         self._comparisons: list[Comparison] = []
 
@@ -171,6 +172,7 @@ class StepMemory:
         before = self._kept[-1][1] if self._kept and self._kept[-1][0] == count - 1 else None
         weights, sums = sample.look(
             [reference.weights for _, reference in ended],
+            out=self._unused([*(reference.weights for _, reference in ended), before]),
             before=before,
             gradients=gradients,
             second=second,
@@ -190,6 +192,18 @@ class StepMemory:
             return None
         self._next_pull = self._next_pull if before is None else count + _PULL_EVERY
         return Pull(sample.rows, table, sample.scale)
+
+    def _unused(self, needed: Sequence[Vector | None]) -> Vector:
+        """A vector that holds nothing which is still needed."""
+        held = {id(vector) for vector in (*needed, *self._held())}
+        for vector in self._vectors:
+            if id(vector) not in held:
+                return vector
+        self._vectors.append(self._subsample.empty())
+        return self._vectors[-1]
+
+    def _held(self) -> list[Vector]:
+        return [*(reference.weights for reference in self._open.values()), *(weights for _, weights in self._kept)]
 
     def _ended(self, count: int) -> list[tuple[int, _Reference]]:
         """Close the pairs that are as far apart as they shall be; their distances and references."""
@@ -214,8 +228,7 @@ class StepMemory:
 
     def forget(self, tensor: int) -> None:
         """Compare a tensor with nothing that was kept: something other than a step has changed it."""
-        held = [*(reference.weights for reference in self._open.values()), *(weights for _, weights in self._kept)]
-        for weights in held if tensor in self._subsample.tensors else ():
+        for weights in self._held() if tensor in self._subsample.tensors else ():
             weights[self._subsample.slice_of(tensor)] = np.nan
 
     def forget_last(self) -> None:

@@ -68,6 +68,7 @@ class Subsample:
         self._size = edges[-1]
         # For the kernels: by lists of tensors, their units; by strides of all tensors, the places of all coordinates.
         self._unit_tables: dict[int, Tensor] = {}
+        self._tables: dict[int, Tensor] = {}  # by columns
         self._places: dict[tuple[tuple[int, ...], ...], Tensor] = {}
         self._bounds = np.stack([np.repeat(np.arange(len(units)), units), self._starts, per_unit], axis=1)
 
@@ -75,9 +76,9 @@ class Subsample:
         """The part of a vector that holds the coordinates of a tensor."""
         return self._slices[tensor]
 
-    def weights(self) -> Vector:
-        """The present weights."""
-        out: Vector = self._empty()
+    def weights(self, out: Vector | None = None) -> Vector:
+        """The present weights, in a vector of their own unless one is given."""
+        out = self.empty() if out is None else out
         for index, where in self._slices.items():
             param, entries = self._params[index], self._entries[index]
             if isinstance(out, np.ndarray) and entries.reads_in_place(param):
@@ -88,7 +89,7 @@ class Subsample:
 
     def of(self, tensors: Sequence[Tensor | None]) -> Vector:
         """The same coordinates of other tensors of the same shapes, one for each of ``watched``; NaN where None."""
-        out: Vector = self._empty()
+        out = self.empty()
         for index, where in self._slices.items():
             tensor = tensors[index]
             out[where] = math.nan if tensor is None else _like(out, self._entries[index].of(tensor))
@@ -98,6 +99,7 @@ class Subsample:
         self,
         references: Sequence[Vector] = (),
         *,
+        out: Vector | None = None,
         before: Vector | None = None,
         gradients: Sequence[Tensor | None] | None = None,
         second: Sequence[Tensor | None] | None = None,
@@ -107,6 +109,7 @@ class Subsample:
 
         Args:
             references: earlier weights.
+            out: receives the present weights; None for a vector of its own.
             before: the weights before the last step; None if they are unknown.
             gradients: of the coming step, one for each of ``watched``; None where one is unknown.
             second: Adam's second moments v; None where there is none.
@@ -114,13 +117,14 @@ class Subsample:
 
         Returns:
             The weights w, and one column each: <a, a>, <a, e> and <e, e> for every reference a and the move e from it,
-            <g, w - w before> and <g, g/sqrt(v)>; NaN where something is unknown.
+            <g, w - w before> and <g, g/sqrt(v)>; NaN where something is unknown. On a GPU the next call overwrites
+            them: no step needs new memory there.
         """
-        copies = CopyPass() if copies is None else copies
-        table = self._by_kernel(out := self._empty(), references, before, gradients, second, copies)
+        copies, weights = CopyPass() if copies is None else copies, self.empty() if out is None else out
+        table = self._by_kernel(weights, references, before, gradients, second, copies)
         if table is not None:
-            return out, table
-        weights = self.weights()
+            return weights, table
+        self.weights(weights)
         columns: list[Any] = []
         for reference in references:
             move = weights - reference
@@ -157,7 +161,10 @@ class Subsample:
         if not all(can_be_read(kernels, role, now.device) for role in roles):
             return None
         units, places = self._units_of(1), [self._places_of(role) for role in roles]
-        table: Tensor = now.new_empty(len(self.rows), 3 * len(references) + 2)
+        width = 3 * len(references) + 2
+        if width not in self._tables:
+            self._tables[width] = now.new_empty(len(self.rows), width)
+        table = self._tables[width]
         tensors = list(zip(*roles, strict=True))
         items = [item for item in copies.for_kernels() if can_be_read(kernels, item.tensors, now.device)]
         if not succeeds(lambda: kernels.look(tensors, units, places, now, references, before, table, items)):
@@ -204,11 +211,12 @@ class Subsample:
 
     def restored(self, saved: Tensor) -> Vector:
         """A vector from a checkpoint; NaN if it holds other coordinates."""
-        out: Vector = self._empty()
+        out = self.empty()
         out[:] = _like(out, saved) if saved.shape == (self._size,) else math.nan
         return out
 
-    def _empty(self) -> Any:
+    def empty(self) -> Vector:
+        """A vector of anything."""
         if self._by_numpy:
             return np.empty(self._size)
         kind = torch.float32 if self._device.type == "mps" else torch.float64
