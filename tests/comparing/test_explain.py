@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+import warnings
 
 import numpy as np
 import pyarrow as pa
@@ -205,6 +206,8 @@ def test_other_optimizers_are_one_cause_with_their_lr():
     result = eq.explain(evolved_run(SGDM), evolved_run(ADAM, seed=1))
     assert "optimizer" in [each.name for each in result.causes]
     assert not {"lr", "momentum", "gradient size", "alignment"} & set(result.parts)
+    assert (result.change.causes, result.change.code) == (("optimizer",), "")
+    assert "the optimizer of A with its settings" in result.change.sentence
 
 
 def test_nesterov_and_betas_of_lion_are_momentum():
@@ -350,6 +353,43 @@ def test_runs_that_cannot_be_compared_are_an_error(a, b, words):
         first.table = first.table.slice(0, 0)
     with pytest.raises(EquilibriaError, match=words):
         eq.explain(first, evolved_run(SGDM, **b))
+
+
+def test_a_run_that_ends_in_nan_is_compared_up_to_there():
+    a, b = evolved_run(SGDM), evolved_run(dataclasses.replace(SGDM, lr=0.2), seed=1)
+    place, step = b.table.column_names.index("norm"), b.table["step"].to_numpy()
+    for end, words in ((400, "the weights of B are not finite from step 400 on"), (0, None)):
+        norms = np.where(step >= end, np.nan, b.table["norm"].to_numpy())
+        b.table = b.table.set_column(place, b.table.schema.field("norm"), [norms])
+        if words is None:
+            with pytest.raises(EquilibriaError, match="got b, a run whose weights are not finite from its first"):
+                eq.explain(a, b)
+        else:
+            result = eq.explain(a, b)
+            assert words in " ".join(result.notes)
+            assert (result.last_step, result.causes[0].name) == (398, "lr")
+
+
+def test_a_gradient_of_zero_makes_no_infinite_number():
+    a, b = evolved_run(SGDM), evolved_run(SGDM, seed=1)
+    place, step = b.table.column_names.index("grad_norm"), b.table["step"].to_numpy()
+    for size in (0.0, 1e-200):
+        lengths = np.where((step >= 200) & (step < 300), size, b.table["grad_norm"].to_numpy())
+        b.table = b.table.set_column(place, b.table.schema.field("grad_norm"), [lengths])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            result = eq.explain(a, b)
+        assert all(math.isfinite(cause.size) for cause in result.causes)
+        assert all(abs(math.log(layer.unexplained)) < 0.05 for layer in result.layers)
+
+
+def test_an_optimizer_without_a_law_is_another_one():
+    a, b = evolved_run(ADAM), evolved_run(ADAM, seed=1)
+    for entry in b.metadata["params"]:  # as with amsgrad
+        entry["rule"] = entry["law"] = None
+    result = eq.explain(a, b)
+    assert {cause.name for cause in result.causes} <= {"optimizer"}
+    assert [setting.sentence for setting in result.settings] == ["law: AdamW in A, none in B"]
 
 
 def test_steps_apart_are_an_error():

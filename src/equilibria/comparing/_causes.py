@@ -186,8 +186,8 @@ _DOES = {
     SIZE: "the size of the gradients",
     ALIGNMENT: "how gradients line up from step to step and with the weights",
     START: "the norm of the weights at the start",
-    RESCALING: "what rescaled weights between steps",
-    SKIPPED: "steps that were skipped",
+    RESCALING: "rescaling of the weights between steps",
+    SKIPPED: "the share of skipped steps",
     CLIPPING: "clipping of the gradients",
     ROUNDING: "the number format of the weights, which rounds updates",
 }

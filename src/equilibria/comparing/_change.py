@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.comparing._causes import CLIPPING, ROUNDING, Cause, windows
-from equilibria.comparing._differences import ALIGNMENT, DECAY, LR, MOMENTUM, SIZE, START, Differences
+from equilibria.comparing._differences import ALIGNMENT, DECAY, LR, MOMENTUM, OPTIMIZER, SIZE, START, Differences
 from equilibria.comparing._settings import entry, looks_invariant
 from equilibria.diagnosis.metadata import short, three_digits
 from equilibria.diagnosis.run import SampledRun
@@ -56,7 +56,7 @@ class Change:
     Attributes:
         causes: the causes that it removes; empty if no setting does it and the angle itself is scheduled.
         closes: share of what all claimed causes make (root mean square of logarithms, over layers and time) that the
-            recursion says it closes; NaN for a schedule of the angle.
+            recursion says it closes; NaN for a schedule of the angle and for another optimizer.
         code: the settings, in lines to paste into B's script after its optimizer is made.
         schedule: the call that gives the scale-invariant layers A's angles, whatever the cause; "" without such layers.
     """
@@ -69,6 +69,8 @@ class Change:
     @property
     def sentence(self) -> str:
         """What it does."""
+        if self.causes == (OPTIMIZER,):
+            return "the optimizer of A with its settings; or, where it is shown, a schedule of the angle with that of B"
         if not self.causes:
             return (
                 "no setting of the optimizer gives B the angles of A; a schedule of the angle does, where it is shown"
@@ -95,6 +97,8 @@ def smallest_change(parts: Differences, causes: Sequence[Cause], a: SampledRun, 
     chosen = min((each for each in gaps if gaps[each] <= enough), key=lambda each: (len(each), gaps[each]))
     closes = 1 - gaps[chosen] / without if without > 0 else math.nan
     schedule = _schedule(a, parts.names)
+    if OPTIMIZER in claimed:
+        return Change((OPTIMIZER,), math.nan, "", schedule)
     if not chosen or closes < _WORTH_IT:  # what is recorded to differ may have made what was measured
         chosen = tuple(row for row in free if parts.causes[row] != START)
         closes = 1 - gaps[chosen] / without if without > 0 else math.nan

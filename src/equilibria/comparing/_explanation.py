@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as compute
 from numpy.typing import NDArray
 
 from equilibria._display import Printable, renderer
@@ -209,8 +210,9 @@ def explain(a: RunLike, b: RunLike) -> Explanation:
         >>> result.causes[0].name
         'lr'
     """
-    first, second = _read(a, "a"), _read(b, "b")
+    (first, ended), (second, other) = _read(a, "a"), _read(b, "b")
     names, notes = _common(first, second)
+    notes += ended + other
     compared = [name for name in names if _turns(first, name) and _turns(second, name)]
     at_rest = {name: (_turns(first, name), _turns(second, name)) for name in names if name not in compared}
     if not compared:
@@ -246,7 +248,8 @@ def explain(a: RunLike, b: RunLike) -> Explanation:
     )
 
 
-def _read(run: RunLike, argument: str) -> SampledRun:
+def _read(run: RunLike, argument: str) -> tuple[SampledRun, list[str]]:
+    """The run as long as its weights are finite, and a sentence if they are not to its end."""
     try:
         source = as_run(run)
     except EquilibriaError as error:
@@ -259,9 +262,18 @@ def _read(run: RunLike, argument: str) -> SampledRun:
             "a smaller every=",
             argument=argument,
         )
-    return sampled_run(
-        table, metadata=source.metadata, metrics=source.metrics() if hasattr(source, "metrics") else None
-    )
+    notes = []
+    if (end := compute.min(table["step"].filter(compute.is_nan(table["norm"]))).as_py()) is not None:
+        table = table.filter(compute.less(table["step"], end))
+        if not table.num_rows:
+            raise EquilibriaError(
+                f"got {argument}, a run whose weights are not finite from its first sample on; expected a run that "
+                "trained",
+                argument=argument,
+            )
+        notes.append(f"the weights of {argument.upper()} are not finite from step {end:,} on; the steps before count")
+    metrics = source.metrics() if hasattr(source, "metrics") else None
+    return sampled_run(table, metadata=source.metadata, metrics=metrics), notes
 
 
 def _common(a: SampledRun, b: SampledRun) -> tuple[list[str], list[str]]:
@@ -270,7 +282,7 @@ def _common(a: SampledRun, b: SampledRun) -> tuple[list[str], list[str]]:
     if not names:
         raise EquilibriaError(
             f"got two runs without a common layer: A has {joined(list(a.series.names))}, B has "
-            f"{joined(list(b.series.names))}; expected two runs of one network"
+            f"{joined(list(b.series.names))}; expected two runs of one network, whose parameters have the same names"
         )
     notes = [
         f"only in {word}, and not compared: {joined(only)}"

@@ -37,6 +37,7 @@ from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule
 MOST_STRETCHES = 48
 _SAMPLES_PER_STRETCH = 4
 _BETWEEN_STEPS = [NOTES.index(word) for word in (CHANGED_OUTSIDE, RESCALED)]
+_LEAST = 1e-9  # of the largest squared gradient of a layer: a gradient of 0 counts as this
 _NEIGHBOURS = 5  # gaps on either side that tell how fast a norm changed where something else changed it
 
 
@@ -144,6 +145,7 @@ def _of_layer(
     grown = np.diff(log_norm) - jump + 2 * np.nan_to_num(in_force) * steps * share
     with np.errstate(all="ignore"):
         size = _size(rule, entry, taken(columns["grad_norm"] ** 2 * norm_sq ** (p - 1)))
+        size = np.maximum(size, _LEAST * np.nanmax(size, initial=0.0))
         kappa = taken(angle_sq * norm_sq**p) / (lr_sq * size * law["noise"])
         gain = np.where(turned > 0, grown / turned, 0.0)
         coupling = in_force / (taken(columns["lr"]) * wd * law["damping"])

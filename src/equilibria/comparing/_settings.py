@@ -117,11 +117,12 @@ def _fixed(run: SampledRun, layer: str) -> dict[str, str]:
     """What the metadata say about a layer that no sample has, in words; "" for what a run did not record."""
     described = entry(run, layer)
     rule = dict(described.get("rule") or {})
-    options = {name: str(value) for name, value in rule.items() if name not in {*_OF_RULE, "betas"}}
+    told = {*_OF_RULE, "betas", "name"}  # dicts are numbers of a measured law, which scatter
+    options = {name: str(value) for name, value in rule.items() if name not in told and not isinstance(value, dict)}
     if rule.get("betas"):
         options["second beta"] = three_digits(rule["betas"][1])
     texts = {name: str(described.get(key) or "") for key, name in _OF_LAYERS.items()}
-    return {"optimizer": _optimizer(run, layer), "law": str(rule.get("kind") or ""), **texts, **options}
+    return {"optimizer": _optimizer(run, layer), "law": str(rule.get("kind") or "none"), **texts, **options}
 
 
 def momentum_options(run: SampledRun, layer: str) -> tuple[str, ...]:
@@ -174,8 +175,9 @@ def rounds(run: SampledRun, layer: str) -> bool:
 
 
 def optimizer_kind(run: SampledRun, layer: str) -> str:
-    """The kind of law that a layer follows, the optimizer's class where there is none."""
-    return str((entry(run, layer).get("rule") or {}).get("kind") or _optimizer(run, layer))
+    """The kind of law that a layer follows, the optimizer's class where there is none or one of its own."""
+    kind = str((entry(run, layer).get("rule") or {}).get("kind") or "")
+    return kind if kind not in ("", "Identified") else f"{kind} {_optimizer(run, layer)}"
 
 
 def clipped_at(run: SampledRun) -> float | None:
