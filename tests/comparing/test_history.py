@@ -158,6 +158,30 @@ def test_unreadable_runs_are_named_and_left_out(nights):
     assert "left out: empty: no samples of steps that were taken" in " ".join(str(result).split())
 
 
+def test_a_latest_run_without_numbers_does_not_pass(nights):
+    write(nights / "night-8", 8, factor=np.nan)
+    result = history([nights])
+    assert result.latest_unreadable == "night-8"
+    assert result.regressed
+    assert str(result).startswith("The latest run, night-8, has nothing to compare")
+    assert run_command(nights)[1] == 1
+
+
+def test_a_run_of_other_steps_is_not_judged_and_spoils_no_band(nights):
+    write(nights / "night-8", 8, steps=range(1000, 1200, 5))
+    write(nights / "night-9", 9, factor=2.0)
+    result = history([nights])
+    assert result.runs[8].compared_with == ()
+    assert "night-8" not in result.runs[9].compared_with
+    assert result.regressed
+
+
+def test_a_run_whose_layers_stand_still_is_out_of_the_band(nights):
+    write(nights / "night-8", 8, factor=0.0)
+    (finding,) = history([nights]).findings
+    assert "no longer turn" in finding.evidence
+
+
 def test_bad_folders(tmp_path):
     with pytest.raises(EquilibriaError, match="which is no folder"):
         history([tmp_path / "missing"])

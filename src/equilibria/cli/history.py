@@ -23,7 +23,7 @@ def command(*, runs: tuple[Path, ...], html: Path | None, as_json: bool) -> int:
     """Compare every run in the folders RUNS with the runs before it: angles, update ratios, norms and spikes.
 
     Exits with 0 if the latest run is in the band of the earlier ones, or there are fewer than three of them; 1 if it
-    has left it; 2 if there is no run.
+    has left it, or has no samples to compare; 2 if there is no run.
     """
     from equilibria.comparing import history
 
@@ -32,7 +32,8 @@ def command(*, runs: tuple[Path, ...], html: Path | None, as_json: bool) -> int:
         with named({"path": "--html"}):
             result.report(html)
     if as_json:
-        print_json({"regressed": result.regressed, "runs": _runs(result.runs), "findings": list(result.findings)})
+        answer = {"regressed": result.regressed, "runs": _runs(result.runs), "findings": list(result.findings)}
+        print_json({**answer, "unreadable": result.unreadable})
     else:
         print(result)
         if html is not None:

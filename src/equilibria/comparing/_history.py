@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from equilibria._display import Printable, renderer
 from equilibria.comparing._bands import Departures, departures, unusual_count
-from equilibria.comparing._settings import SettingDifference, setting_differences
+from equilibria.comparing._settings import SettingDifference, same_settings, setting_differences
 from equilibria.diagnosis import faults
 from equilibria.diagnosis.run import sampled_run
 from equilibria.diagnosis.spikes import spikes
@@ -114,16 +114,19 @@ class History:
         runs: all of them.
         findings: one for each run that left its band, the latest run's as a warning.
         unreadable: folders that hold a run nobody can read or that has no samples, with the reason.
+        latest_unreadable: the name of the latest of all runs if it is one of those; "" if it is not, or nobody can read
+            when it began.
     """
 
     runs: tuple[JudgedRun, ...]
     findings: Findings = field(repr=False)
     unreadable: dict[str, str]
+    latest_unreadable: str
 
     @property
     def regressed(self) -> bool:
-        """Whether the latest run is out of its band."""
-        return bool(self.runs) and not self.runs[-1].in_band
+        """Whether the latest run is out of its band, or has nothing that can be compared."""
+        return bool(self.latest_unreadable) or not self.runs[-1].in_band
 
     def table(self) -> Printable:
         """One line per run."""
@@ -162,7 +165,7 @@ def history(runs: Sequence[str | Path | Record]) -> History:
         equilibria.errors.EquilibriaError: got no/such/folder, which is no folder; expected folders of runs, such as
         runs/
     """
-    measured, unreadable = _measured(runs)
+    measured, unreadable, latest_unreadable = _measured(runs)
     if not measured:
         reasons = "".join(f" ({name}: {reason})" for name, reason in list(unreadable.items())[:1])
         raise EquilibriaError(
@@ -171,7 +174,7 @@ def history(runs: Sequence[str | Path | Record]) -> History:
             argument="runs",
         )
     judged = tuple(_judge(measured))
-    return History(judged, _findings(judged), unreadable)
+    return History(judged, _findings(judged), unreadable, latest_unreadable)
 
 
 # ---- reading
@@ -180,14 +183,15 @@ def history(runs: Sequence[str | Path | Record]) -> History:
 class _Measured:
     """A run with what the comparison reads of it."""
 
-    def __init__(self, record: Record, name: str) -> None:
-        self.name, self.path = name, record.path
-        self.started = min((session.started for session in record.sessions), default="")
+    def __init__(self, record: Record, name: str, started: str) -> None:
+        self.name, self.path, self.started = name, record.path, started
         self.run = sampled_run(record.samples(), metadata=record.metadata, metrics=record.metrics())
         if not len(self.run.taken.columns["step"]):
             raise EquilibriaError("no samples of steps that were taken")
         self.layers = self.run.series.names
-        self.turning = tuple(name for name, count in zip(self.layers, self.run.taken.counts, strict=True) if count)
+        self.turning = tuple(
+            name for place, name in enumerate(self.layers) if (self.run.taken.of(place)["angle"] > 0).any()
+        )
         self.steps = int(self.run.taken.columns["step"].max()) + 1
         events = list(spikes(self.run))
         self.spikes = len(events)
@@ -228,14 +232,19 @@ class _Measured:
         return np.array([[parts[quantity][layer] for layer in layers] for quantity in QUANTITIES]).transpose(0, 2, 1)
 
 
-def _measured(runs: Sequence[str | Path | Record]) -> tuple[list[_Measured], dict[str, str]]:
-    measured, unreadable = [], {}
+def _measured(runs: Sequence[str | Path | Record]) -> tuple[list[_Measured], dict[str, str], str]:
+    """The runs in their order, those without numbers, and the latest of all if it is one of these."""
+    measured, unreadable, began = [], {}, {}
     for name, run in _named(runs):
         try:
-            measured.append(_Measured(run if isinstance(run, Record) else read_record(run), name))
+            record = run if isinstance(run, Record) else read_record(run)
+            began[name] = min((session.started for session in record.sessions), default="")
+            measured.append(_Measured(record, name, began[name]))
         except EquilibriaError as error:
             unreadable[name] = str(error)
-    return sorted(measured, key=lambda run: (run.started, _by_number(run.name))), unreadable
+    latest = max(began, key=lambda name: (began[name], _by_number(name)), default="")
+    ordered = sorted(measured, key=lambda run: (run.started, _by_number(run.name)))
+    return ordered, unreadable, latest if latest in unreadable else ""
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
@@ -266,11 +275,12 @@ def _named(runs: Iterable[str | Path | Record]) -> Iterator[tuple[str, Path | Re
 
 def _judge(measured: Sequence[_Measured]) -> Iterator[JudgedRun]:
     healthy: list[_Measured] = []
-    changes = _Changes()
+    alike = lru_cache(maxsize=None)(lambda one, other: same_settings(one.run, other.run))
     levels = _levels(measured)
     for number, run in enumerate(measured):
-        since = changes(measured[number - 1], run) if number else ()
-        earlier, same_settings = _references(run, healthy, changes)
+        since = setting_differences(measured[number - 1].run, run.run) if number else ()
+        earlier, is_own = _references(run, healthy, alike)
+        earlier = _comparable(run, earlier)
         layers = [name for name in run.layers if all(name in other.layers for other in earlier)] if earlier else []
         found: tuple[Departure, ...] = ()
         band = None
@@ -291,15 +301,23 @@ def _judge(measured: Sequence[_Measured]) -> Iterator[JudgedRun]:
             run.spikes,
             run.last_loss,
             since,
-            changes(earlier[0], run) if earlier else (),
+            setting_differences(earlier[0].run, run.run) if earlier else (),
             tuple(other.name for other in earlier),
             found,
             _gone(run, earlier),
             spiky,
         )
-        if judged.in_band or not same_settings:
+        if judged.in_band or not is_own:
             healthy.append(run)
         yield judged
+
+
+def _comparable(run: _Measured, earlier: Sequence[_Measured]) -> list[_Measured]:
+    """The earlier runs with numbers of the common steps; none if the run has none of its own, or they are too few."""
+    steps = min(other.steps for other in (run, *earlier))
+    own, *others = (np.isfinite(each.numbers(steps, each.layers)).any() for each in (run, *earlier))
+    kept = [other for other, known in zip(earlier, others, strict=True) if known]
+    return kept if own and len(kept) >= LEAST_RUNS else []
 
 
 def _gone(run: _Measured, earlier: Sequence[_Measured]) -> tuple[str, ...]:
@@ -308,25 +326,10 @@ def _gone(run: _Measured, earlier: Sequence[_Measured]) -> tuple[str, ...]:
     return tuple(name for name in always if name not in run.turning)
 
 
-class _Changes:
-    """Setting changes between two runs, each pair compared once."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, int], tuple[SettingDifference, ...]] = {}
-
-    def __call__(self, before: _Measured, after: _Measured) -> tuple[SettingDifference, ...]:
-        key = id(before), id(after)
-        if key not in self._known:
-            self._known[key] = setting_differences(before.run, after.run)
-        return self._known[key]
-
-
-def _references(run: _Measured, healthy: Sequence[_Measured], changes: _Changes) -> tuple[list[_Measured], bool]:
+def _references(
+    run: _Measured, healthy: Sequence[_Measured], alike: Callable[[_Measured, _Measured], bool]
+) -> tuple[list[_Measured], bool]:
     """The earlier runs to compare with, and whether they have the settings of the run."""
-
-    def alike(other: _Measured, to: _Measured) -> bool:
-        return all(change.is_version for change in changes(other, to))
-
     long_enough = [other for other in healthy if other.steps >= _SHORT * np.median([run.steps for run in healthy])]
     recent = long_enough[::-1][: 2 * _MOST_RUNS]
     for model, is_own in ((run, True), *((other, False) for other in recent)):

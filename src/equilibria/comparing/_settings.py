@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -69,8 +70,13 @@ class SettingDifference:
 
 def setting_differences(a: SampledRun, b: SampledRun) -> tuple[SettingDifference, ...]:
     """All recorded settings that differ, those of layers first; the same for every order of the layers."""
-    both = [name for name in b.series.names if name in set(a.series.names)]
-    return (*_of_layers(a, b, both), *_of_run(a, b))
+    return (*_of_layers(a, b), *_of_run(a, b))
+
+
+def same_settings(a: SampledRun, b: SampledRun) -> bool:
+    """Whether no recorded setting differs but the versions of libraries."""
+    differing = chain(_layer_by_layer(a, b), (each for each in _of_run(a, b) if not each.is_version))
+    return next(differing, None) is None
 
 
 def differing_layers(a: SampledRun, b: SampledRun) -> tuple[str, ...]:
@@ -79,24 +85,31 @@ def differing_layers(a: SampledRun, b: SampledRun) -> tuple[str, ...]:
     return tuple(name for name in a.series.names if name not in others)
 
 
-def _of_layers(a: SampledRun, b: SampledRun, both: Sequence[str]) -> Iterator[SettingDifference]:
+def _of_layers(a: SampledRun, b: SampledRun) -> Iterator[SettingDifference]:
     """One difference for each pair of values, with the layers that have it."""
+    count = len(set(a.series.names) & set(b.series.names))
     found: dict[tuple[Any, ...], list[str]] = {}
-    for layer in both:
+    for layer, *setting in _layer_by_layer(a, b):
+        found.setdefault(tuple(setting), []).append(layer)
+    rank = {name: place for place, name in enumerate(("lr", "weight decay", "momentum", "optimizer"))}
+    for key in sorted(found, key=lambda key: (rank.get(key[0], len(rank)), key[0])):
+        name, first, second, step, factor = key
+        yield SettingDifference(name, first, second, tuple(found[key]), count, step, factor)
+
+
+def _layer_by_layer(a: SampledRun, b: SampledRun) -> Iterator[tuple[Any, ...]]:
+    """Layer, setting, both values, and of a scheduled one the first step and the factor."""
+    others = set(a.series.names)
+    for layer in (name for name in b.series.names if name in others):
         for column in SETTINGS:
             if not same_course(a, b, layer, column):
                 values = _course(a, layer, column), _course(b, layer, column)
-                key = (column.replace("_", " "), *values, *_apart(a, b, layer, column))
-                found.setdefault(key, []).append(layer)
+                if all(values):
+                    yield layer, column.replace("_", " "), *values, *_apart(a, b, layer, column)
         first, second = _fixed(a, layer), _fixed(b, layer)
         for name in sorted(first.keys() & second.keys()):
-            if first[name] != second[name]:
-                found.setdefault((name, first[name], second[name], None, None), []).append(layer)
-    rank = {name: place for place, name in enumerate(("lr", "weight decay", "momentum", "optimizer"))}
-    for key in sorted(found, key=lambda key: (rank.get(key[0], len(rank)), key[0])):
-        name, first_value, second_value, step, factor = key
-        if first_value and second_value:
-            yield SettingDifference(name, first_value, second_value, tuple(found[key]), len(both), step, factor)
+            if first[name] != second[name] and first[name] and second[name]:
+                yield layer, name, first[name], second[name], None, None
 
 
 def _apart(a: SampledRun, b: SampledRun, layer: str, column: str) -> tuple[int | None, float | None]:
@@ -206,6 +219,8 @@ def same_course(a: SampledRun, b: SampledRun, layer: str, column: str) -> bool:
     of the other's four samples around it, to within 5 %: between two samples a schedule may rise and fall.
     """
     courses = [_column(run, layer, column) for run in (a, b)]
+    if all(np.array_equal(*pair) for pair in zip(*courses, strict=True)):
+        return True
     if not all(len(step) for step, _ in courses):
         return not any(len(step) for step, _ in courses)
     return all(_among(courses[one], courses[1 - one]) for one in (0, 1))

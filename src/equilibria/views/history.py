@@ -64,6 +64,8 @@ def history_headline(history: History) -> str:
     judged = [run for run in history.runs if run.compared_with]
     out = [run for run in judged if not run.in_band]
     latest = history.runs[-1]
+    if history.latest_unreadable:
+        return f"The latest run, {history.latest_unreadable}, has nothing to compare"
     if not judged:
         return f"{counted(len(history.runs), 'run')}: a band needs {LEAST_RUNS} earlier runs"
     if not out:
