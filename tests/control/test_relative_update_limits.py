@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import equilibria as eq
 from equilibria.control import RelativeUpdateLimits
 from equilibria.errors import EquilibriaError
 
@@ -102,7 +103,24 @@ def test_chosen_parameters_by_name():
     assert optimizer.promise == "keeps the relative update of 1 weight at most 0.001"
 
 
-@pytest.mark.parametrize("limits", [{}, {"low": 0.2, "high": 0.1}, {"low": -1.0}, {"high": 0.0}])
+@pytest.mark.parametrize(
+    "limits", [{}, {"low": 0.2, "high": 0.1}, {"low": 0.0}, {"low": -1.0}, {"high": 0.0}, {"high": 0.1, "params": []}]
+)
 def test_bad_limits_raise(limits):
     with pytest.raises(EquilibriaError, match="expected"):
         RelativeUpdateLimits(torch.optim.SGD([nn.Parameter(torch.ones(2, 2))], lr=0.1), **limits)
+
+
+def test_a_run_names_the_limits_where_the_angle_is_not_the_predicted_one():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.Linear(16, 3))
+    adamw = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.1)
+    optimizer = RelativeUpdateLimits(adamw, high=1e-3, params=["0.weight"], model=net)
+    with eq.watch(net, optimizer, every=4, invariant={"0.weight": True}) as monitor:
+        for _ in range(400):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(torch.randn(8, 8)), torch.randint(3, (8,))).backward()
+            optimizer.step()
+    (found,) = [one for one in monitor.findings() if "slower than predicted" in one.subject]
+    assert "RelativeUpdateLimits keeps the relative update of 1 weight at most 0.001" in found.evidence
+    assert "gradients" not in found.evidence

@@ -67,12 +67,15 @@ class RelativeUpdateLimits(OptimizerWrapper):
         require_optimizer(optimizer)
         self.low = 0.0 if low is None else within("low", low, low=0)
         self.high = float("inf") if high is None else within("high", high, above=0)
-        if (low is None and high is None) or self.low > self.high:
+        if (not low and high is None) or self.low > self.high:
             raise EquilibriaError(
-                f"got low={low}, high={high}; expected a floor, a ceiling, or a floor below the ceiling", argument="low"
+                f"got low={low}, high={high}; expected a floor above 0, a ceiling, or a floor below the ceiling",
+                argument="low",
             )
         if params is None:
             params = [param for group in optimizer.param_groups for param in group["params"] if param.ndim >= 2]
+        if isinstance(params, list) and not params:
+            raise EquilibriaError("got no tensor of two axes or more; expected some, or params=", argument="params")
         weights = invariant_tensors(params, optimizer=optimizer, model=model)
         for name, weight in weights.items():
             require_whole(name, weight)

@@ -91,6 +91,8 @@ def _which_way(off: Sequence[Layer]) -> str:
 
 def _suspect(layer: Layer) -> str:
     """The assumption that the samples point to."""
+    if (limits := layer.controlled.get("RelativeUpdateLimits")) is not None:
+        return f"the prediction is for steps of any size, and RelativeUpdateLimits {limits}"
     if isinstance(layer.rule, Lion | Muon):  # the length of the update is fixed, its correlation is not
         longer = "longer" if (layer.summary.norm_vs_predicted or 1.0) > 1 else "shorter"
         return (

@@ -54,7 +54,7 @@ class Layer:
         correlation: h~ / N if it is surely not 1: the gradients are correlated with the momentum.
         radial: mean pull of the gradient along the weight, in units of the weight decay, if it is surely not small.
         changed_outside: share of the samples before which something other than the step changed the weight.
-        controlled: whether a controller of ours acts on the run, such as `RescaleOnDecay`.
+        controlled: what the controllers that act on the run do, such as `RescaleOnDecay`, by name.
         angle_is_scheduled: whether one of them is `AngularSchedule`, which changes lr or weight decay all the time.
     """
 
@@ -71,7 +71,7 @@ class Layer:
     correlation: float | None
     radial: float | None
     changed_outside: float
-    controlled: bool
+    controlled: Mapping[str, str]
     angle_is_scheduled: bool
 
     @property
@@ -209,6 +209,7 @@ def layers_of(run: SampledRun, summaries: Sequence[LayerSummary]) -> list[Layer]
     taken = run.taken
     since = taken.last_jump - taken.first[:-1]
     late = taken.only(**{name: taken.columns[name] for name in _LATE}).where(taken.is_late)
+    controllers = run.metadata.get("controllers", ())
     outside = (taken.columns["note"] == NOTES.index(CHANGED_OUTSIDE)).astype(np.float64)
     columns = zip(
         *(summaries, run.entries, map(taken.of, range(len(taken.names))), since.tolist(), run.rules),
@@ -220,7 +221,7 @@ def layers_of(run: SampledRun, summaries: Sequence[LayerSummary]) -> list[Layer]
         _or_none(_correlations(late)),
         _or_none(_radials(late, run)),
         (taken.sums(outside) / np.maximum(taken.counts, 1)).tolist(),
-        [bool(controllers := run.metadata.get("controllers", ()))] * len(taken.names),
+        [{one["name"]: one["promise"] for one in controllers}] * len(taken.names),
         [any("delivered" in controller for controller in controllers)] * len(taken.names),
         strict=True,
     )
