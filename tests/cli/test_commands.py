@@ -316,6 +316,8 @@ BAD = [
     (f"translate {SGD_OPTIONS} --scale-batch 2 --shape 3,4", ["got --shape; expected it only with --to"]),
     (f"translate {SGD_OPTIONS} --to adamw --to-adjust-lr-fn none", ["got --to-adjust-lr-fn", "muon"]),
     (f"equilibrium {SGD_OPTIONS} --data-size 100", ["got --data-size without --batch-size"]),
+    (f"equilibrium {SGD_OPTIONS} --batch-size 0", ["got --batch-size=0; expected 0 < --batch-size"]),
+    (f"equilibrium {SGD_OPTIONS} --batch-size 9 --data-size 5", ["--data-size=5 at --batch-size=9", "one batch"]),
     (f"equilibrium {SGD_OPTIONS} --adjust-lr-fn none", ["got --adjust-lr-fn with --optimizer sgd", "muon"]),
     (f"translate {SGD_OPTIONS} --to rmsprop", ["--to='rmsprop'", "sgd, sgdw, adamw, lion"]),
     (f"translate {SGD_OPTIONS} --to adamw --to-momentum 0.9", ["got --to-momentum;", "--to: sgd, sgdw"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import cache
 
@@ -18,6 +19,7 @@ from equilibria.theory.approach import oscillation_threshold
 from equilibria.theory.settling import (
     Relaxation,
     after_lr_drop,
+    decay_timescale,
     minimum_settling_steps,
     relaxation,
     settling_steps,
@@ -577,3 +579,34 @@ def test_tracking_lag_follows_a_drifting_gradient(momentum, printed):
 def test_bad_input_raises(call):
     with pytest.raises(EquilibriaError, match=r"got .*expected"):
         call()
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        SGD(0.1, 2e-4, momentum=0.9),
+        SGD(0.1, 2e-4, momentum=0.8, dampening=0.5),
+        SGDW(0.1, 2e-4, momentum=0.9),
+        AdamW(1e-3, 0.2),
+        Lion(1e-4, 2.0),
+        Muon(0.02, 0.01, shape=(4, 3)),
+    ],
+    ids=repr,
+)
+def test_the_mean_age_of_updates_in_the_weights_is_that_of_the_optimizer(rule):
+    """The optimizer without gradients multiplies a weight by q per step: an update n steps ago counts q^n."""
+    torch = pytest.importorskip("torch")
+    from equilibria import control
+
+    given = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule) if field.name != "shape"}
+    kind = getattr(control if isinstance(rule, SGDW | Lion) else torch.optim, type(rule).__name__)
+    weight = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.float64))
+    optimizer, norms = kind([weight], **given), []
+    for _ in range(400):
+        weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+        norms.append(weight.norm().item())
+    age = 1 / (1 - norms[-1] / norms[-2])
+    found = decay_timescale(rule, batch_size=32, data_size=1000)
+    assert found.steps == pytest.approx(age, rel=3e-3)  # of heavy ball: a lr wd / (1-a)^2, 0.18 %
+    assert (found.samples, found.epochs) == pytest.approx((32 * found.steps, 0.032 * found.steps))

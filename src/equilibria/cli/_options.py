@@ -151,8 +151,8 @@ def timescale_of(rule: Rule, options: dict[str, Any]) -> Timescale | None:
         if options["data_size"] is not None:
             raise EquilibriaError("got --data-size without --batch-size; expected both", argument="--batch-size")
         return None
-    scale = {name: options[name] for name in ("unit_grad_sq", "dim")}
-    return decay_timescale(rule, batch=options["batch_size"], data=options["data_size"], **scale)
+    given = {name: options[name] for name in ("batch_size", "data_size", "unit_grad_sq", "dim")}
+    return decay_timescale(rule, **given)
 
 
 def in_data(steps: float, options: dict[str, Any]) -> str:

@@ -202,8 +202,8 @@ class Timescale:
 def decay_timescale(
     rule: Rule,
     *,
-    batch: float,
-    data: float | None = None,
+    batch_size: float,
+    data_size: float | None = None,
     unit_grad_sq: float | None = None,
     dim: float | None = None,
 ) -> Timescale:
@@ -214,8 +214,8 @@ def decay_timescale(
 
     Args:
         rule: the optimizer.
-        batch: B, examples or tokens per step.
-        data: D, examples or tokens in the data.
+        batch_size: B, examples or tokens per step.
+        data_size: D, examples or tokens in the data, at least B.
         unit_grad_sq: L, for Adam with L2 only.
         dim: number of entries, for Adam with L2 only.
 
@@ -223,11 +223,11 @@ def decay_timescale(
         The timescale.
 
     Raises:
-        EquilibriaError: without weight decay, which never forgets.
+        EquilibriaError: without weight decay, which never forgets, or a batch larger than the data.
 
     Example:
         >>> from equilibria.theory import AdamW
-        >>> decay_timescale(AdamW(1e-3, 0.1), batch=500_000, data=10e9)
+        >>> decay_timescale(AdamW(1e-3, 0.1), batch_size=500_000, data_size=10e9)
         Timescale(steps=10000.0, samples=5000000000.0, epochs=0.5)
     """
     check_rule(rule)
@@ -237,8 +237,13 @@ def decay_timescale(
             argument="weight_decay",
         )
     steps = 2 / angular_diffusion(rule, unit_grad_sq=unit_grad_sq, dim=dim)
-    samples = steps * positive("batch", batch)
-    return Timescale(steps, samples, None if data is None else samples / positive("data", data))
+    samples = steps * positive("batch_size", batch_size)
+    if data_size is not None and positive("data_size", data_size) < batch_size:
+        raise EquilibriaError(
+            f"got data_size={data_size:g} at batch_size={batch_size:g}; expected at least one batch of data",
+            argument="data_size",
+        )
+    return Timescale(steps, samples, None if data_size is None else samples / data_size)
 
 
 @law("smd", "§4", derived="last step outside the tolerance band, by the moment recursion")
