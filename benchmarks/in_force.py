@@ -1,8 +1,10 @@
 """Does `equilibria doctor` find settings that are not in force, and only those?
 
 Twelve optimizers with one bug each, as they are written by accident, and sixty healthy ones: torch's and
-pytorch_optimizer's with their defaults and with decay. Both lists were committed before they were run. A finding of a
-healthy optimizer is a false alarm unless its source shows that the sentence is true; such ones are named.
+pytorch_optimizer's with their defaults and with decay. Both lists were committed before they were run. The first run
+found 8 of 12, and one finding on a healthy one: Adafactor's lr has no effect, which is true under relative_step, and
+meant. The checks were mended on these lists; the first of them took AdamS, whose decay one number divides, for coupled.
+So six more bugs and forty-five more healthy optimizers, "again" below, were listed after that and run once.
 
     pip install --no-deps pytorch_optimizer==4.1.0
     python benchmarks/in_force.py     # some minutes of one core
@@ -149,6 +151,52 @@ class LionInBfloat16(Base):
         state["m"] = second * state.get("m", 0.0) + (1 - second) * g
 
 
+class AdamaxDecaysTwice(Base):
+    def move(self, p, g, group, state):  # type: ignore[no-untyped-def]
+        p.mul_(1 - group["lr"] * group["weight_decay"])
+        p.sub_(group["lr"] * adamax(g + group["weight_decay"] * p, group["betas"], state))
+
+
+class AdamaxW(Base):
+    def move(self, p, g, group, state):  # type: ignore[no-untyped-def]
+        p.sub_(group["lr"] * adamax(g + group["weight_decay"] * p, group["betas"], state))
+
+
+class SignumW(Base):
+    def move(self, p, g, group, state):  # type: ignore[no-untyped-def]
+        p.sub_(group["lr"] * heavy(g + group["weight_decay"] * p, group["momentum"], state).sign())
+
+
+class LionDecaysTwice(Base):
+    def move(self, p, g, group, state):  # type: ignore[no-untyped-def]
+        p.mul_(1 - group["lr"] * group["weight_decay"])
+        g = g + group["weight_decay"] * p
+        first, second = group["betas"]
+        p.sub_(group["lr"] * (first * state.get("m", 0.0) + (1 - first) * g).sign())
+        state["m"] = second * state.get("m", 0.0) + (1 - second) * g
+
+
+class MuonByTheRatio(Base):
+    def move(self, p, g, group, state):  # type: ignore[no-untyped-def]
+        p.mul_(1 - group["lr"] * group["weight_decay"])
+        update = orthogonalised(heavy(g, group["momentum"], state))
+        p.sub_(group["lr"] * p.shape[0] / p.shape[1] * update)
+
+
+class ReadsDecayFromDefaults(Base):
+    def move(self, p, g, group, state):  # type: ignore[no-untyped-def]
+        p.mul_(1 - group["lr"] * self.defaults["weight_decay"])
+        p.sub_(group["lr"] * heavy(g, group["momentum"], state))
+
+
+def adamax(g: Tensor, betas: tuple[float, float], state: dict[str, Any]) -> Tensor:
+    """Adamax's update, without its first steps' correction."""
+    state["m"] = betas[0] * state.get("m", 0.0) + (1 - betas[0]) * g
+    state["u"] = torch.maximum(betas[1] * state.get("u", torch.zeros_like(g)), g.abs() + 1e-10)
+    update: Tensor = state["m"] / state["u"]
+    return update
+
+
 _ADAM = {"lr": 3e-3, "weight_decay": 0.1, "betas": (0.9, 0.98)}
 _LION = {"lr": 1e-3, "weight_decay": 1.0, "betas": (0.9, 0.99)}
 _HEAVY = {"lr": 0.05, "weight_decay": 0.02, "momentum": 0.85}
@@ -166,6 +214,14 @@ PLANTED: dict[str, tuple[type[Base], dict[str, Any], str]] = {
     "lr is the constructor's": (ReadsLrFromDefaults, _ADAM, "lr"),
     "decay below an ulp of bfloat16": (LionInBfloat16, {**_LION, "weight_decay": 0.1}, "swallows"),
 }
+AGAIN: dict[str, tuple[type[Base], dict[str, Any], str]] = {
+    "Adamax: L2 and decoupled": (AdamaxDecaysTwice, _ADAM, "decay twice"),
+    "AdamaxW with L2": (AdamaxW, _ADAM, "coupled"),
+    "SignumW with L2": (SignumW, {"lr": 1e-3, "weight_decay": 0.5, "momentum": 0.9}, "coupled"),
+    "Lion: L2 and decoupled": (LionDecaysTwice, _LION, "decay twice"),
+    "Muon's factor rows / columns": (MuonByTheRatio, {**_HEAVY, "lr": 0.02}, "unusual factor"),
+    "decay is the constructor's": (ReadsDecayFromDefaults, _HEAVY, "weight_decay"),
+}
 
 TORCH = (  # noqa: SIM905
     "SGD Adam AdamW NAdam RAdam Adamax Adagrad Adadelta RMSprop Rprop ASGD Adafactor Muon"
@@ -178,19 +234,39 @@ WITH_DECAY = (  # noqa: SIM905
     "adabelief adai adams adopt aggmo came diffgrad fadam grams laprop lion nero novograd padam qhm ranger sgdw "
     "signsgd soap splus stableadamw tiger yogi ademamix adamc pnm"
 ).split()
+AGAIN_WITH_DECAY = (  # noqa: SIM905
+    "adabound adadelta adafactor adalite adamg adamod adamp adanorm adatam adasmooth aida amos apollo asgd avagrad "
+    "bcos conda dadaptadam exadam fira fromage galore gravity lamb lars madgrad muon normuon adamuon pid qhadam radam "
+    "scion schedulefreeadamw sgdp"
+).split()
+
+
+def healthy_again() -> dict[str, tuple[type, dict[str, Any]]]:
+    """Those listed after the checks were mended."""
+    found: dict[str, tuple[type, dict[str, Any]]] = {}
+    for name in TORCH:
+        if name not in ("Rprop", "Muon", "Adafactor"):
+            found[f"torch {name}, decay"] = getattr(torch.optim, name), {"weight_decay": 0.03}
+    for name in AGAIN_WITH_DECAY:
+        found[f"po {name}, decay"] = with_decay(name, 0.03)
+    return found
+
+
+def with_decay(name: str, decay: float) -> tuple[type, dict[str, Any]]:
+    kind = pytorch_optimizer.load_optimizer(name)
+    known = "weight_decay" in inspect.signature(kind.__init__).parameters
+    return kind, {"weight_decay": decay} if known else {}
 
 
 def healthy() -> dict[str, tuple[type, dict[str, Any]]]:
-    """Name, class and settings of all."""
+    """Name, class and settings of the first sixty."""
     found: dict[str, tuple[type, dict[str, Any]]] = {}
     for name in TORCH:
         found[f"torch {name}"] = getattr(torch.optim, name), {}
     for name in DEFAULTS:
         found[f"po {name}"] = pytorch_optimizer.load_optimizer(name), {}
     for name in WITH_DECAY:
-        kind = pytorch_optimizer.load_optimizer(name)
-        decay = "weight_decay" in inspect.signature(kind.__init__).parameters
-        found[f"po {name}, decay"] = kind, {"weight_decay": 0.05} if decay else {}
+        found[f"po {name}, decay"] = with_decay(name, 0.05)
     return found
 
 
@@ -216,42 +292,39 @@ def findings(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    rows, found = [], 0
-    for name, (kind, settings, words) in PLANTED.items():
+    lines = ["# Settings that are not in force", "", " ".join((__doc__ or "").split("\n\n")[1].split())]
+    for title, planted, others in (("First", PLANTED, healthy()), ("Again", AGAIN, healthy_again())):
+        lines += ["", f"## {title}", "", *examined(planted, others)]
+    publish(Path(__file__).with_suffix(".md"), "\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+def examined(
+    planted: dict[str, tuple[type[Base], dict[str, Any], str]], others: dict[str, tuple[type, dict[str, Any]]]
+) -> list[str]:
+    """What was found on planted bugs and on healthy optimizers, as lines of the page."""
+    rows, alarms, seconds = [], [], []
+    for name, (kind, settings, words) in planted.items():
         dtype = torch.bfloat16 if kind is LionInBfloat16 else torch.float32
         said = findings(made(kind, settings, dtype=dtype))
-        hit = any(words in one.subject for one in said)
-        found += hit
-        rows.append((name, "yes" if hit else "no", "; ".join(f"{one.subject}: {one.evidence}" for one in said)))
-        print(*rows[-1], flush=True)
-    alarms, seconds, count = [], [], 0
-    for name, (kind, settings) in healthy().items():
-        try:
-            optimizer = made(kind, settings)
-        except Exception as error:
-            print(name, "not made", f"{type(error).__name__}: {error}"[:100], flush=True)
-            continue
-        begin, count = time.process_time(), count + 1
-        said = findings(optimizer)
+        hit = "yes" if any(words in one.subject for one in said) else "no"
+        rows.append((name, hit, "; ".join(f"{one.subject}: {one.evidence}" for one in said)))
+    for name, (kind, settings) in others.items():
+        optimizer, begin = made(kind, settings), time.process_time()
+        alarms += [(name, f"{one.subject}: {one.evidence}") for one in findings(optimizer)]
         seconds.append(time.process_time() - begin)
-        alarms += [(name, f"{one.subject}: {one.evidence}") for one in said]
-        print(f"{name:28} {seconds[-1]:.1f} s", *[f"{one.subject}: {one.evidence}" for one in said], flush=True)
+    found = sum(row[1] == "yes" for row in rows)
     lines = [
-        "# Settings that are not in force",
-        "",
-        " ".join((__doc__ or "").split("\n\n")[1].split()),
-        "",
-        f"Found {found} of {len(PLANTED)} planted bugs (target 10). {len(alarms)} findings on {count} healthy "
-        f"optimizers (target 0). At most {max(seconds):.1f} s of CPU an optimizer.",
+        f"Found {found} of {len(planted)} planted bugs; {len(alarms)} findings on {len(others)} healthy optimizers. "
+        f"At most {max(seconds):.1f} s of CPU an optimizer.",
         "",
         "| planted | found | findings |",
         "|---|---|---|",
+        *(f"| {' | '.join(row)} |" for row in rows),
     ]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
     if alarms:
         lines += ["", "| healthy | finding |", "|---|---|", *(f"| {' | '.join(alarm)} |" for alarm in alarms)]
-    lines += ["", "Healthy: " + ", ".join(healthy()) + "."]
-    publish(Path(__file__).with_suffix(".md"), "\n".join(lines) + "\n")
+    return [*lines, "", f"Healthy: {', '.join(others)}."]
 
 
 if __name__ == "__main__":

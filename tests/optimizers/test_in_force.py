@@ -31,7 +31,7 @@ class Planted(torch.optim.Optimizer):
 
     def move(self, param, group):
         state, bug, lr, decay = self.state[param], group["bug"], group["lr"], group["weight_decay"]
-        gradient = param.grad + (decay * param if bug in ("coupled", "coupled sgd", "both") else 0.0)
+        gradient = param.grad + (decay * param if bug in ("coupled", "coupled sgd", "coupled sign", "both") else 0.0)
         first, second = group["betas"] if "betas" in group else (group.get("momentum", 0.0), None)
         first = 0.9 if bug == "beta1 ignored" else first
         second = 0.95 if bug == "beta2 ignored" else second
@@ -39,15 +39,16 @@ class Planted(torch.optim.Optimizer):
             state.clear()
         if second is None:
             update = state["buffer"] = first * state.get("buffer", 0.0) + gradient
+            update = update.sign() if bug == "coupled sign" else update
         else:
             state["step"] = state.get("step", 0) + 1
             state["m"] = first * state.get("m", 0.0) + (1 - first) * gradient
             state["v"] = second * state.get("v", 0.0) + (1 - second) * gradient**2
             corrected = 1 - first ** state["step"], 1 - second ** state["step"]
             update = state["m"] / corrected[0] / ((state["v"] / corrected[1]).sqrt() + 1e-12)
-        if bug == "transposed":
+        if bug in ("transposed", "no root"):
             rows, columns = param.shape
-            factor = math.sqrt(max(1.0, columns / rows))
+            factor = math.sqrt(max(1.0, columns / rows)) if bug == "transposed" else max(1.0, rows / columns)
             update = factor * update / update.norm() * math.sqrt(min(rows, columns))
         factor = {
             "ignored": 0.0,
@@ -56,6 +57,7 @@ class Planted(torch.optim.Optimizer):
             "without lr": 0.01 * decay,
             "coupled": 0.0,
             "coupled sgd": 0.0,
+            "coupled sign": 0.0,
         }.get(bug, lr * decay)
         step = 1e-3 if bug == "lr ignored" else lr
         param.mul_(1 - factor).sub_(step * update)
@@ -80,7 +82,21 @@ ADAM, MOMENTUM = {"betas": (0.9, 0.95)}, {"momentum": 0.9}
         (Planted, "twice", ADAM, "warning", "(lr x wd = 0.001), and decays by 0.002 per step, 2 times as much"),
         (Planted, "both", MOMENTUM, "warning", "applies its weight decay twice"),
         (PlantedW, "coupled", ADAM, "warning", "declares weight_decay=0.1, decoupled, and decays by"),
-        (Planted, "coupled", {**ADAM, "decoupled_weight_decay": True}, "warning", "with gradients ten times as large"),
+        (PlantedW, "coupled sign", MOMENTUM, "warning", "where gradients are ten times as large"),
+        (
+            Planted,
+            "both",
+            ADAM,
+            "warning",
+            "applies its weight decay twice: it declares weight_decay=0.1 (lr x wd = 0.001)",
+        ),
+        (
+            Planted,
+            "coupled",
+            {**ADAM, "decoupled_weight_decay": True},
+            "warning",
+            "where gradients are ten times as large",
+        ),
         (PlantedW, "coupled sgd", MOMENTUM, "warning", "times as much: it passes through the momentum"),
         (Planted, "lr squared", ADAM, "note", "decays by 1e-05 per step at lr=0.01, by 2.5e-06 at half of it"),
         (Planted, "without lr", ADAM, "note", "decays by 0.001 per step at lr=0.01, by 0.001 at half of it"),
@@ -89,6 +105,7 @@ ADAM, MOMENTUM = {"betas": (0.9, 0.95)}, {"momentum": 0.9}
         (Planted, "beta2 ignored", ADAM, "warning", "with half of beta2"),
         (Planted, "lr ignored", {**ADAM, "weight_decay": 0.0}, "warning", "the lr of Planted has no effect"),
         (PlantedMuon, "transposed", MOMENTUM, "note", "64x32 matrix is 0.71 times as long as one of a 32x64"),
+        (PlantedMuon, "no root", MOMENTUM, "note", "a 32x64 matrix, 2.00 times as one of a 32x32 matrix"),
     ],
 )
 def test_a_planted_bug_is_found(kind, bug, settings, severity, words):
@@ -129,6 +146,9 @@ class Habit(torch.optim.Optimizer):
         state, habit, lr, decay = self.state[param], self.habit, group["lr"], group["weight_decay"]
         state["step"] = count = state.get("step", 0) + 1
         gradient = param.grad
+        if habit == "divided by one number":  # AdamS
+            size = state["size"] = 0.9 * state.get("size", 0.0) + 0.1 * gradient.square().mean()
+            gradient, decay = gradient / size.sqrt(), decay / size.sqrt()
         if habit == "accumulates":
             state["sum"] = state.get("sum", 0.0) + gradient
             if count % group["every"]:
@@ -144,6 +164,7 @@ class Habit(torch.optim.Optimizer):
             update = gradient + rate * buffer
         if group.get("maximize") and habit != "maximize":
             update = -update
+        lr = 0.02 if group.get("own_lr") else lr
         if group.get("use_momentum") is False:
             update = gradient
         decay = {"defaults": 0.05, "grows": -decay, "late": decay * (count > 500)}.get(habit, decay)
@@ -180,6 +201,8 @@ def test_a_bug_that_leaves_a_setting_without_its_effect_is_found(habit, settings
         ("hidden momentum", {"momentum": 0.0}),
         ("averages", {"mu": 0.9, "betas": (0.9, 0.95), "momentum": 0.0}),
         ("", {"use_momentum": False}),
+        ("", {"own_lr": True, "weight_decay": 0.0}),
+        ("divided by one number", {"decoupled_weight_decay": True}),
         ("", {"nesterov": True, "dampening": 0.0, "maximize": True}),
         ("", {"nesterov": True, "momentum": 0.0}),
     ],

@@ -35,9 +35,10 @@ _BURN, _STEPS = 200, 100
 _FEW, _MANY = 40, 600  # steps in which a setting shows whether it has any effect; later ones, to be sure
 _ROUNDING = 1e-13  # of a decay per step
 _NEAR = 0.02  # relative difference up to which two numbers agree
+_PART = 0.1  # relative difference up to which a decay consists of one part
 _DEPENDS = 0.2  # change of ln decay from which on it depends on the gradient
 _NO_MEMORY = 0.05  # correlation of successive steps below which momentum does not remember
-_LOW_PRECISION_STEPS = 64
+_DIFFERENCE_STEPS = 64
 
 
 def not_in_force(optimizer: Any, groups: Iterable[Group]) -> tuple[Finding, ...]:
@@ -99,11 +100,13 @@ class _Declared:
         """All of them."""
         ignored = [name for name, changed in self._changes() if self._is_ignored(changed)]
         remembers = "momentum" not in ignored
-        if not remembers and (self._overwrites_gradient() or self._is_in_reserve("momentum")):
-            ignored.remove("momentum")  # it may keep its momentum in .grad, which a walk replaces
+        for name in {"lr", "momentum"} & set(ignored):
+            # It may keep its momentum in .grad, which a walk replaces.
+            if self._is_in_reserve(name) or (name == "momentum" and self._overwrites_gradient()):
+                ignored.remove(name)
         for name in ignored:
             yield self._without_effect(name)
-        if self._at.weight_decay and "weight_decay" not in ignored:
+        if self._at.weight_decay and not {"lr", "weight_decay"} & set(ignored):
             yield from self._decay()
         if remembers and not self._overwrites_gradient():
             yield from self._memory()
@@ -209,15 +212,16 @@ class _Declared:
                 "per step",
                 "decay is p.mul_(1 - lr * weight_decay)",
             )  # fmt: skip
-        if not (0 < share < 0.5 and strong > 0) or expected > 0.1:
+        if expected > 0.1:
             return
         declared = f"it declares weight_decay={at.weight_decay:g}"
+        if not abs(share) > _ROUNDING:  # of twins: the signs of their gradients are the same
+            yield from self._decay_by_gradient(declared, expected)
+            return
+        if not (0 < share < 0.5 and strong > 0):
+            return
         if abs(math.log(strong / share)) > _DEPENDS:
-            if self._is_declared_decoupled() and 7 < share / strong < 13:  # divided by the gradient
-                yield self._coupled(
-                    f"{declared}, decoupled, and decays by {share:.3g} per step, by {strong:.3g} with "
-                    "gradients ten times as large"
-                )
+            yield from self._decay_by_gradient(declared, expected)
             return
         slow = self._share(replace(at, lr=at.lr / 2))
         power = math.log2(share / slow) if slow > 0 else math.nan
@@ -237,6 +241,28 @@ class _Declared:
             first = Walk(self._make, at).advance(2).measure(burn=0).share / expected
             evidence = f"{declared} (lr x wd = {expected:.3g}), and decays by {share:.3g} per step"
             yield from self._factor(ratio, first, evidence)
+
+    def _decay_by_gradient(self, declared: str, expected: float) -> Iterator[Finding]:
+        """What a decay that gradients reduce consists of: a part that those of the entry divide, and one they do not.
+
+        The gradients are far larger than weight_decay times the weight, so that they alone are the divisor. A decay
+        that one number for all entries divides is a design, as of AdamS.
+        """
+        torch: Any = sys.modules["torch"]
+        size = max(1.0, 10 * self._at.weight_decay * _RMS)
+        quiet, loud = _decays_by_difference(self._optimizer, self._group, torch.float64, size, 10 * size)
+        constant = (10 * loud - quiet) / 9
+        evidence = f"decays by {quiet:.3g} per step, by {loud:.3g} where gradients are ten times as large"
+        if not (loud > 0 and quiet / loud > 1 + _DEPENDS):
+            return
+        if abs(constant / expected - 1) < _PART:
+            yield self._finding(
+                "warning", f"{self._name} applies its weight decay twice",
+                f"{declared} (lr x wd = {expected:.3g}), and {evidence}",
+                "apply it once: to the gradient or to the weight",
+            )  # fmt: skip
+        elif self._is_declared_decoupled() and abs(constant) < _PART * quiet:
+            yield self._coupled(f"{declared}, decoupled, and {evidence}")
 
     def _factor(self, ratio: float, first: float, evidence: str) -> Iterator[Finding]:
         """What the decay over lr x wd says, in the long run and in the first two steps."""
@@ -309,16 +335,17 @@ class _Declared:
 
     def _shapes(self) -> Iterator[Finding]:
         lengths = []
-        for shape in ((64, 32), (32, 64)):
+        for shape in ((64, 32), (32, 64), (32, 32)):
             walk = Walk(self._make, replace(self._at, shape=shape), twins=False).advance(24)
             lengths.append(math.sqrt(walk.measure(burn=12, share=0.0).step_sq))
-        ratio = lengths[0] / lengths[1]
-        if not 0.9 < ratio < 2.2:
+        wide, square = lengths[0] / lengths[1], lengths[0] / lengths[2]
+        if not (0.9 < wide < 2.2 and 0.9 < square < 1.7):
             yield self._finding(
                 "note",
                 f"the steps of {self._name} have an unusual factor for the shape",
-                f"a step of a 64x32 matrix is {ratio:.2f} times as long as one of a 32x64 matrix; the usual factors, "
-                "sqrt(max(1, rows/columns)), sqrt(rows/columns), 0.2 sqrt(max(rows, columns)), make it 1 to 2 times",
+                f"a step of a 64x32 matrix is {wide:.2f} times as long as one of a 32x64 matrix, {square:.2f} times as "
+                "one of a 32x32 matrix; the usual factors, sqrt(max(1, rows/columns)), sqrt(rows/columns), "
+                "0.2 sqrt(max(rows, columns)), make it 1 to 2 and 1 to 1.4 times",
                 "compare rows and columns in its factor: a torch Linear weight has the shape (outputs, inputs)",
             )
 
@@ -354,7 +381,7 @@ def decay_in_low_precision(optimizer: Any, group: Group) -> Finding | None:
     (dtype, *_) = types
     try:
         with isolated():
-            removed = _low_precision_decay(optimizer, group, dtype)
+            (removed,) = _decays_by_difference(optimizer, group, dtype, _GRADIENT)
     except Exception:  # the optimizer is foreign code
         return None
     expected = lr * decay
@@ -365,27 +392,33 @@ def decay_in_low_precision(optimizer: Any, group: Group) -> Finding | None:
         "warning",
         f"{str(dtype).removeprefix('torch.')} swallows the weight decay of {name}",
         f"it declares weight_decay={decay:g} (lr x wd = {expected:.3g}), and decays by {max(removed, 0.0):.2g} per "
-        f"step in this type (measured on a copy of {name} over {_LOW_PRECISION_STEPS} steps)",
+        f"step in this type (measured on a copy of {name} over {_DIFFERENCE_STEPS} steps)",
         "keep the weights in float32 and compute in 16 bits (torch.autocast), or round at random",
         "",
         kind="rounded_away",
     )
 
 
-def _low_precision_decay(optimizer: Any, group: Group, dtype: Any) -> float:
+def _decays_by_difference(optimizer: Any, group: Group, dtype: Any, *sizes: float) -> list[float]:
+    """Decay per step of blocks of rows with gradients of these sizes: how far a copy without decay gets ahead."""
     torch: Any = sys.modules["torch"]
     generator = torch.Generator().manual_seed(0)
     shape = probe_shape(_SHAPE)
     start = (_RMS * torch.randn(shape, generator=generator)).to(dtype)
-    gradients = [(_GRADIENT * torch.randn(shape, generator=generator)).to(dtype) for _ in range(_LOW_PRECISION_STEPS)]
+    gradients = torch.randn((_DIFFERENCE_STEPS, *shape), generator=generator)
+    for size, block in zip(sizes, gradients.chunk(len(sizes), dim=1), strict=True):
+        block *= size
     make, ends = copies_of(optimizer, group), []
     for settings in ({}, {"weight_decay": 0.0}):
         param = torch.nn.Parameter(start.clone())
         double = make([param], settings)
-        for gradient in gradients:
+        for gradient in gradients.to(dtype):
             param.grad = gradient.clone()
             step_function(type(double))(double)
         ends.append(param.detach().double())
-    without = ends[1]
-    kept = 1 - float(((without - ends[0]) * without).sum() / without.square().sum())
-    return 1 - math.pow(max(kept, 0.0), 1 / _LOW_PRECISION_STEPS)
+    ahead, start = ends[1] - ends[0], start.double()
+    kept = [
+        1 - float((behind * old).sum() / old.square().sum())
+        for behind, old in zip(ahead.chunk(len(sizes)), start.chunk(len(sizes)), strict=True)
+    ]
+    return [1 - math.pow(max(one, 0.0), 1 / _DIFFERENCE_STEPS) for one in kept]
