@@ -3,8 +3,10 @@
 Twelve optimizers with one bug each, as they are written by accident, and sixty healthy ones: torch's and
 pytorch_optimizer's with their defaults and with decay. Both lists were committed before they were run. The first run
 found 8 of 12, and one finding on a healthy one: Adafactor's lr has no effect, which is true under relative_step, and
-meant. The checks were mended on these lists; the first of them took AdamS, whose decay one number divides, for coupled.
-So six more bugs and forty-five more healthy optimizers, "again" below, were listed after that and run once.
+meant. The checks were mended on these lists; the first of them took AdamS, whose decay one number divides, for
+coupled. So six more bugs and forty-five more healthy optimizers, "again" below, were listed after that. Their run
+found 6 of 6, and one on a healthy one: the decay of pytorch_optimizer's Adafactor does not depend on lr, true for the
+same reason; nothing is said of the decay any more where lr has no effect.
 
     pip install --no-deps pytorch_optimizer==4.1.0
     python benchmarks/in_force.py     # some minutes of one core

@@ -99,14 +99,14 @@ class _Declared:
     def findings(self) -> Iterator[Finding]:
         """All of them."""
         ignored = [name for name, changed in self._changes() if self._is_ignored(changed)]
-        remembers = "momentum" not in ignored
+        remembers, without = "momentum" not in ignored, set(ignored)
         for name in {"lr", "momentum"} & set(ignored):
             # It may keep its momentum in .grad, which a walk replaces.
             if self._is_in_reserve(name) or (name == "momentum" and self._overwrites_gradient()):
                 ignored.remove(name)
         for name in ignored:
             yield self._without_effect(name)
-        if self._at.weight_decay and not {"lr", "weight_decay"} & set(ignored):
+        if self._at.weight_decay and not {"lr", "weight_decay"} & without:
             yield from self._decay()
         if remembers and not self._overwrites_gradient():
             yield from self._memory()
