@@ -81,6 +81,33 @@ def log_sharpness_rate(grad_norm: ArrayLike, *, c_b: float | None = None) -> Arr
     return -_speed(g, c_b) * g**2
 
 
+@law(
+    "sharp",
+    "Lemmas I.2, I.5",
+    corrected="the second derivative across the manifold is -grad(log lambda1)/2, printed as 0; in lemma L.6 it enters "
+    "twice with opposite signs, so that eq. (26) holds",
+)
+def projection_shift(gradient: ArrayLike, displacement: float) -> Array:
+    """Where the gradient flow ends from a point that is off the manifold along the top eigenvector, less its foot.
+
+    ``-(x^2/4) grad log lambda1``, to second order in the displacement x: also a flow without an edge leads to flatter
+    minimisers, by that much.
+
+    Args:
+        gradient: gradient of ``log lambda1`` along the manifold at the foot.
+        displacement: x.
+
+    Returns:
+        Motion along the manifold.
+
+    Example:
+        >>> projection_shift([0.8], 0.1).round(6).tolist()
+        [-0.002]
+    """
+    shift: Array = -(number("displacement", displacement) ** 2) / 4 * reals("gradient", gradient)
+    return shift
+
+
 @dataclass(frozen=True, slots=True)
 class FlowPath:
     """A solution of the sharpness-reduction flow.

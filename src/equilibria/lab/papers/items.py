@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Status = Literal["works", "at desk scale", "preset only", "missing"]
+Status = Literal["works", "at desk scale", "preset only"]
 STATUSES = get_args(Status)
 MEANINGS: dict[Status, str] = {
     "works": "a function with its test, or an experiment at the paper's own settings",
     "at desk scale": "an experiment on smaller networks or images; the paper's settings are its `--scale paper`",
     "preset only": "the paper's settings, never run here",
-    "missing": "nothing here",
 }
 
 
@@ -58,11 +57,6 @@ def at_desk_scale(where: str, says: str, **places: str) -> Item:
 def preset_only(where: str, says: str, **places: str) -> Item:
     """An item with the paper's settings, never run here."""
     return _item(where, says, "preset only", **places)
-
-
-def missing(where: str, says: str, **places: str) -> Item:
-    """An item that nothing here has."""
-    return _item(where, says, "missing", **places)
 
 
 def _item(where: str, says: str, status: Status, *, note: str = "", **places: str) -> Item:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equilibria.lab.papers.items import Item, at_desk_scale, missing, works
+from equilibria.lab.papers.items import Item, at_desk_scale, works
 
 ITEMS: tuple[Item, ...] = (
     works("Definition 1.1", "spherical sharpness", names="sharpness SharpnessTracker"),
@@ -125,7 +125,32 @@ ITEMS: tuple[Item, ...] = (
         "energy and its drift",
         laws="hamiltonian.energy hamiltonian.sphere_energy_rate",
     ),
-    missing("Lemmas G, H.3-H.20, theorem H.23, I-N", "steps of the proofs"),
+    works(
+        "Lemmas G.1, G.2",
+        "steps and gradients close to minimisers",
+        laws="dominance.root_gap_drop dominance.grad_sq_bound",
+    ),
+    works(
+        "Lemmas H.3-H.6, H.12-H.15, I.1-I.6",
+        "the projection along the gradient flow",
+        names="lab.manifold",
+        laws="flow.projection_shift",
+        note="the second derivative of lemmas I.2 and I.5 is not zero",
+    ),
+    works("Lemmas H.8, H.10, H.17, H.19", "random starts align and reach the edge", experiments="sharp-random-starts"),
+    works(
+        "Lemmas H.9, H.11, H.18, H.20, J.1-M.2",
+        "two steps at the edge are a transition of the RMS-drift process",
+        names="lab.manifold",
+        laws="hamiltonian.rms_drift effective_schedulers.rmsprop_scheduler_step",
+        note="orders of the errors of eq. (23), (25), (26) on the sphere; with one positive eigenvalue, so not (24)",
+    ),
+    works(
+        "Theorem H.23, lemmas N.1-N.4",
+        "the RMS-drift process follows the flow",
+        laws="hamiltonian.energy hamiltonian.mean_square_displacement flow.flow_velocity",
+        experiments="sharp-3d sharp-rmsprop",
+    ),
     works(
         "Appendix R.2",
         "scale of the final BatchNorm, label smoothing",
