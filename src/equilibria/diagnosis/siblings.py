@@ -106,7 +106,7 @@ def block_of(name: str) -> str | None:
 
 
 def _block_numbers(name: str) -> list[tuple[int, int]]:
-    """Where a name has the numbers of blocks and experts; others right before its last word count only without these."""
+    """Where a name has the numbers of blocks and experts; others right before its last word only without these."""
     numbers = [number.span() for number in _NUMBER.finditer(name)]
     place = _PLACE.search(name)
     outer = [span for span in numbers if place is None or span[0] < place.start() or _EXPERTS.search(name, 0, span[0])]

@@ -276,8 +276,9 @@ def row_axes(model: nn.Module) -> dict[int, int]:
 
 
 def selection(select: Select | None, names: Sequence[str]) -> Callable[[str, Tensor], bool]:
-    """Convert ``select`` to a function of name and tensor; None selects all tensors with two axes or more, but no
-    single numbers, which have no angle.
+    """Convert ``select`` to a function of name and tensor.
+
+    None selects all tensors with two axes or more, but no single numbers, which have no angle.
 
     Raises:
         EquilibriaError: if a name or pattern matches none of ``names``.
