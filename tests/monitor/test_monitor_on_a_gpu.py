@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 import equilibria.monitor.monitor as monitor_module
 from equilibria.errors import WatchWarning
-from equilibria.monitor import half_precision
+from equilibria.monitor import half_precision, hooks
 from equilibria.monitor.monitor import Monitor
 from equilibria.tensors import device_queue, inner_products, subsample
 
@@ -49,7 +49,8 @@ def as_on_a_gpu(monkeypatch):
 
     def send():
         monkeypatch.setattr(device_queue, "is_on_device", lambda _tensor: True)
-        monkeypatch.setattr(half_precision, "is_on_device", lambda _tensor: True)
+        for module in (hooks, half_precision):
+            monkeypatch.setattr(module, "is_on_device", lambda _tensor: True)
         monkeypatch.setattr(device_queue, "sent_to_host", sent_to_host)
         monkeypatch.setattr(inner_products, "kernels_for", lambda _device: kernels)
         monkeypatch.setattr(subsample, "kernels_for", lambda _device: kernels)
@@ -136,6 +137,48 @@ def test_a_weight_without_a_gradient_for_a_step_is_not_noted_as_changed():
     assert [row["note"] for row in rows if row["param"] == "0"] == [*[None] * 3, "no gradient", *[None] * 3]
 
 
+class NoWaits(TorchDispatchMode):
+    """Allows no operation that hands a device's numbers to the host."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert str(function).split(".")[1] not in ("_local_scalar_dense", "equal", "is_nonzero", "nonzero"), function
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("with_kernels", [True, False])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_no_step_waits_for_the_device(as_on_a_gpu, monkeypatch, name, kind, with_kernels):
+    as_on_a_gpu()
+    monkeypatch.setattr(monitor_module, "_LONGEST_WAIT", math.inf)  # the samples are read at the end, by the host
+    if not with_kernels:
+        for module in (inner_products, subsample):
+            monkeypatch.setattr(module, "kernels_for", lambda _device: None)
+    net = nn.ParameterList([nn.Parameter(torch.randn(6, 5, dtype=kind)) for _ in range(2)])
+    optimizer = OPTIMIZERS[name](net.parameters())
+
+    def without_waits(hook):
+        def run(*args):
+            with NoWaits(), monkeypatch.context() as patch:
+                patch.setattr(torch.Tensor, "cpu", None)
+                patch.setattr(torch.Tensor, "tolist", None)
+                hook(*args)
+
+        return run
+
+    with Monitor(net, optimizer, every=1) as monitor:
+        for of_step in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
+            of_step.update({key: without_waits(hook) for key, hook in of_step.items()})
+        for step in range(6):
+            for param in net:
+                param.grad = torch.randn(6, 5, dtype=kind)
+            if step == 3:
+                monitor._hooks[0].restart_predictions()  # from the optimizer's state
+            optimizer.step()
+        assert monitor.failure is None
+        assert len(monitor.samples()) == 12
+
+
 class Nothing(TorchDispatchMode):
     """Allows no operation."""
 
@@ -159,8 +202,8 @@ def test_steps_between_samples_ask_for_one_launch_and_no_memory(as_on_a_gpu, nam
         return run
 
     with Monitor(net, optimizer, every=5) as monitor:
-        for hooks in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
-            hooks.update({key: without_torch(hook) for key, hook in hooks.items()})
+        for of_step in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
+            of_step.update({key: without_torch(hook) for key, hook in of_step.items()})
         while step < 70:
             launched.clear()
             optimizer.step()

@@ -66,7 +66,7 @@ from equilibria.optimizers.controllers import (
 from equilibria.optimizers.copies import rule_groups
 from equilibria.optimizers.in_force import not_in_force
 from equilibria.optimizers.rules import GroupRule, follows, rule_of_group
-from equilibria.tensors.device_queue import is_capturing, mark
+from equilibria.tensors.device_queue import Sent, is_capturing, is_on_device, mark
 from equilibria.tensors.inner_products import CopyPass, MovesPass, ProductsPass
 from equilibria.tensors.layout import densify, is_sharded, local, rows
 from equilibria.tensors.parameters import Watched
@@ -500,7 +500,7 @@ class OptimizerHooks:
         """Read momentum and second moments of the tensors whose prediction starts."""
         reading.products[:, 6:] = 0
         products = self._table(6, reading.products.device)
-        one_pass, with_state = ProductsPass(products), []
+        one_pass, with_state, on_device = ProductsPass(products), [], list[Tensor]()
         for index, layer in enumerate(self.watched):
             state = self.optimizer.state.get(layer.param, _EMPTY)
             first, second = state.get("exp_avg", state.get("momentum_buffer")), state.get("exp_avg_sq")
@@ -510,7 +510,12 @@ class OptimizerHooks:
             add_products(one_pass, self._rows[index].start, layer, first, None)
             if second is not None and _is_readable(second, layer.param):
                 reading.products[self._rows[index], 8] = _row_sums(layer, local(second)).to(products.device)
-            reading.steps_taken = max(reading.steps_taken, float(state.get("step", self.count)))
+            step = state.get("step", self.count)
+            if isinstance(step, Tensor) and is_on_device(step):
+                on_device.append(step.detach().reshape(()))
+            else:
+                reading.counters.append(float(step))
+        reading.counters += [Sent(torch.stack(on_device))] if on_device else []
         one_pass.run()
         for rows_of_tensor in with_state:
             reading.products[rows_of_tensor, 6:8] = products[rows_of_tensor, 1:3]

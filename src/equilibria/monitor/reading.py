@@ -33,7 +33,7 @@ from equilibria.monitor.settings_log import SettingsLog
 from equilibria.monitor.step_memory import Pull
 from equilibria.optimizers.controllers import StandsFor
 from equilibria.optimizers.rules import GroupRule
-from equilibria.tensors.device_queue import mark, seconds_between, sent_to_host
+from equilibria.tensors.device_queue import Sent, mark, seconds_between, sent_to_host
 from equilibria.tensors.inner_products import CopyPass, MovesPass, ProductsPass
 from equilibria.tensors.layout import aligned, as_real, copy_of, densify, flat, local
 from equilibria.tensors.parameters import Watched
@@ -74,7 +74,7 @@ class StepReading:
         rescalings: what controllers multiplied the tensors by since the previous reading (what they stand for, if they
             stand for others): the count of the step that followed, and one factor per tensor; added last.
         grown: whether parameters were added to the optimizer since the previous reading.
-        steps_taken: step count in the optimizer's own state.
+        counters: step counts in the optimizer's own state, where predictions start; those on a device are sent.
         found_inf: not 0 if a fused optimizer skips the step; None if it cannot skip.
         grad_scale: factor that the gradients still contain; None if they are unscaled.
         pull: <g, last move> and Adam's <g, g/sqrt(v)>, from a few coordinates (`StepMemory`); None if they are unknown.
@@ -100,12 +100,16 @@ class StepReading:
     stands_for: dict[int, StandsFor] = field(default_factory=dict)
     rescalings: list[tuple[int, list[float]]] = field(default_factory=list)
     grown: bool = False
-    steps_taken: float = 0.0
+    counters: list[float | Sent] = field(default_factory=list)
     found_inf: Tensor | None = None
     grad_scale: Tensor | None = None
     pull: Pull | None = None
     intended: Intended | None = None
     marks: list[tuple[Any, Any]] = field(default_factory=list)
+
+    def steps_taken(self) -> float:
+        """The largest step count in the optimizer's own state."""
+        return max((one if isinstance(one, float) else float(one.read().max()) for one in self.counters), default=0.0)
 
     def send_to_host(self) -> None:
         """Copy all numbers to main memory, without waiting for the device."""

@@ -379,7 +379,7 @@ def _optimizer_memory(
     known = np.nan_to_num(products)  # weights without a gradient have no recursion, but must not spoil the others'
     radial, buffer_sq, second = known[:, 6:9].T
     if not isinstance(rule, SGD | SGDW):
-        return OptimizerMemory(radial, buffer_sq, second / np.maximum(entries, 1), reading.steps_taken, starts)
+        return OptimizerMemory(radial, buffer_sq, second / np.maximum(entries, 1), reading.steps_taken(), starts)
     radial, buffer_sq = np.where(combined, known[:, 3], radial), np.where(combined, known[:, 5], buffer_sq)
     steps_done = float(reading.count or bool(buffer_sq.any()))
     return OptimizerMemory(radial, buffer_sq, np.zeros(len(entries)), steps_done, starts)

@@ -69,6 +69,7 @@ class Subsample:
         # For the kernels: by lists of tensors, their units; by strides of all tensors, the places of all coordinates.
         self._unit_tables: dict[int, Tensor] = {}
         self._tables: dict[int, Tensor] = {}  # by columns
+        self._unit_of_each: Tensor | None = None  # coordinate, where torch forms the sums
         self._places: dict[tuple[tuple[int, ...], ...], Tensor] = {}
         self._bounds = np.stack([np.repeat(np.arange(len(units)), units), self._starts, per_unit], axis=1)
 
@@ -135,8 +136,8 @@ class Subsample:
         return weights, np.stack(columns, axis=1) if is_numpy else torch.stack(columns, dim=1)
 
     def _pull(self, weights: Any, before: Any, gradients: Any, second: Any) -> tuple[Vector, Vector]:
-        unknown = np.full(len(self.rows), math.nan)
-        moved: Any = unknown if isinstance(weights, np.ndarray) else torch.as_tensor(unknown).to(weights)
+        by_numpy, units = isinstance(weights, np.ndarray), len(self.rows)
+        moved: Any = np.full(units, math.nan) if by_numpy else weights.new_full((units,), math.nan)
         if gradients is None:
             return moved, moved
         slope, scaled = self.of(gradients), moved
@@ -206,8 +207,9 @@ class Subsample:
         """The sum over the coordinates of every unit."""
         if isinstance(values, np.ndarray):
             return np.asarray(np.add.reduceat(values, self._starts)) if len(values) else values
-        units = torch.as_tensor(self._units, device=values.device)
-        return values.new_zeros(len(self.rows)).index_add_(0, units, values)
+        if self._unit_of_each is None:
+            self._unit_of_each = sent_to_device(self._units, values.device)
+        return values.new_zeros(len(self.rows)).index_add_(0, self._unit_of_each, values)
 
     def restored(self, saved: Tensor) -> Vector:
         """A vector from a checkpoint; NaN if it holds other coordinates."""
