@@ -66,7 +66,7 @@ def test_the_sentence_names_the_largest_cause_first_and_blames_decay_only_where_
         causes = sentence.split(": ")[1].removeprefix(f"{growth:+.3f} in its logarithm, ")
         assert causes.startswith(largest[1])
     assert ("by a factor of" in sentence) == (abs(growth) > 0.1)
-    assert ("The gradient holds it more than decay does" in sentence) == (pull < 0 and abs(pull) > 2 * abs(decay))
+    assert ("The gradient holds it more than decay does" in sentence) == (0.26 * abs(diffusion) + pull < 2 * decay)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ KNOWN = 2  # standard errors from 0 from which a gain counts as positive
 _STRETCHES = 40  # of a run, in the budget over time
 _SMALL = 0.1  # change of a logarithm up to which it is the relative change: 10 % for 10.5 %
 _PER = 100  # steps
+_UNEVEN = 0.26  # share of the diffusion that unevenly scaled gradients (lognormal, sigma 2) may lack
 _FORMULAS: dict[type[Rule], str] = {
     SGD: "(1 - momentum)/(4 lr wd)",
     SGDW: "1/(4 lr wd)",
@@ -86,7 +87,7 @@ decay -1.8. The gradient holds it more than decay does'
             unit = f"{self.growth:+.3f} in its logarithm, "
         text = f"{verb} {size} in ||w||² per {_PER} steps over steps {self.first_step:,}-{self.last_step:,}: "
         text += unit + listed if listed else "no cause above 0.05"
-        if self.pull < 0 and self.pull < 2 * self.decay:
+        if self.pull + _UNEVEN * self.diffusion < 2 * self.decay:
             text += ". The gradient holds it more than decay does"
         return text
 
