@@ -222,7 +222,7 @@ def test_layers_with_too_few_samples_are_neither_counted_as_off_nor_furthest_off
     assert "Furthest off: off turns" in run_details([near, off, few])
     assert "Furthest off" not in run_details([few, few])
     assert no_findings([near, off, few])[1] == (
-        "1 layer of 3 is more than 5 % off the prediction, but with so few samples that may be chance; 1 has too few "
+        "1 layer of 3 is more than 5 % off the prediction, which so few samples do not make certain; 1 has too few "
         "samples to judge."
     )
     assert no_findings([near, few])[1] == (

@@ -334,4 +334,4 @@ def test_many_kinds_in_mixed_states_keep_the_equilibrium_at_80_columns(monkeypat
     ]
     table = str(run_table(layers, findings=()))
     assert "equilibrium" in table.split("root mean square")[0].split("layer ")[-1]
-    assert table.count("mostly settling") == 4 and max(map(len, table.splitlines())) <= 80
+    assert table.count("various") == 4 and max(map(len, table.splitlines())) <= 80

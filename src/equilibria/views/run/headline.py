@@ -467,7 +467,7 @@ def no_findings(layers: Sequence[LayerSummary]) -> tuple[str, str]:
     if off := len(judged) - near:
         return "Nothing is clearly wrong", (
             f"{counted(off, 'layer')} of {len(compared):,} {'is' if off == 1 else 'are'} more than "
-            f"{percent(TOLERANCE)} off the prediction, but with so few samples that may be chance{too_few}."
+            f"{percent(TOLERANCE)} off the prediction, which so few samples do not make certain{too_few}."
         )
     if few:
         return "No findings", (

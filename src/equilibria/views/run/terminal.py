@@ -71,7 +71,7 @@ def run_table(
     spare = (*_SPARE, "equilibrium") if "n" in cells else _SPARE  # rather than to cut the names of many kinds
     columns = fitting(cells, spare=spare, width=out.width, gap=gap)
     if "equilibrium" in cells and "equilibrium" not in columns:
-        cells["state"] = [state_words(row, brief=True) for row in rows]
+        cells["state"] = [_one_or_many([layer.state_word for layer in row.members]) for row in rows]
         columns = fitting(cells, spare=spare, width=out.width, gap=gap)
     if (lines := _lines(columns, gap=gap, width=out.width)) is None:
         out.print(columns_table(columns, words=_WORDS, folded="layer", gap=gap))
@@ -174,14 +174,12 @@ def _slowest(row: Siblings) -> LayerSummary:
     return max(row.members, key=lambda layer: layer.steps_to_settle or 0.0)
 
 
-def state_words(row: Siblings, *, brief: bool = False) -> str:
+def state_words(row: Siblings) -> str:
     """The states of a row with the number of layers in each, the most frequent first; a state that all share alone."""
     counts = Counter(layer.state_word for layer in row.members).most_common()
     if len(counts) == 1:
         return counts[0][0]
     (word, count), (second, _), *others = counts
-    if brief:
-        return f"mostly {word}" if 2 * count > len(row.members) else "various"
     return f"{count} {word}, {len(row.members) - count} {'other' if others else second}"
 
 
