@@ -104,12 +104,12 @@ def rounded(value: float, *, digits: int = 3, all_digits: bool = False) -> str:
         all_digits: whether to keep zeros at the end.
 
     Example:
-        >>> rounded(0.00725), rounded(5e-7), rounded(0.029, all_digits=True), rounded(float("nan"))
-        ('0.00725', '5e-7', '0.0290', '–')
+        >>> rounded(0.00725), rounded(5e-7), rounded(0.029, all_digits=True), rounded(705.0, all_digits=True)
+        ('0.00725', '5e-7', '0.0290', '705')
     """
     if not math.isfinite(value):
         return "–"
-    text = f"{value:{'#' if all_digits else ''}.{digits}g}"
+    text = f"{value:{'#' if all_digits else ''}.{digits}g}".rstrip(".")
     return re.sub(r"e([+-])0*", lambda exponent: "e-" if exponent[1] == "-" else "e", text)
 
 

@@ -81,7 +81,7 @@ def test_a_single_layer_that_is_unlike_its_siblings_is_named():
     odd = "transformer.h.5.mlp.c_fc.weight"
     layers = [dataclasses.replace(layer, angle=layer.angle * (2 if layer.name == odd else 1)) for layer in layers]
     headline = run_headline(layers)
-    assert headline.startswith("All 24 blocks turn alike, ") and f"; except {odd} 2x its siblings; " in headline
+    assert headline.startswith("All 24 blocks turn alike, ") and f"; unlike its siblings: {odd} 2x; " in headline
 
 
 def test_kinds_with_one_speed_share_a_number():

@@ -213,7 +213,7 @@ def _blocks(layers: Sequence[LayerSummary]) -> str:
     rest = _others([layer for layer in layers if layer.name not in names])
     which = _unlike_blocks({block: factors[block] for block in unlike}, blocks, alike=alike)
     single = _unlike_layers(kinds, unlike)
-    return "; ".join(filter(None, [first, which, f"except {single}" if alike and single else single, rest]))
+    return "; ".join(filter(None, [first, which, single, rest]))
 
 
 def _others(layers: Sequence[LayerSummary]) -> str:
@@ -250,12 +250,12 @@ def _unlike_blocks(unlike: dict[str, list[float]], blocks: dict[str, float], *, 
 def _unlike_layers(kinds: Sequence[Siblings], blocks: Collection[str]) -> str:
     """Single layers that are unlike their siblings, without those of the blocks that are named anyway."""
     unlike = [
-        f"{name} {factor:.2g}x its siblings"
+        f"{name} {factor:.2g}x"
         for kind in kinds
         for name, factor in kind.unlike("angle").items()
         if block_of(name) not in blocks
     ]
-    return joined(unlike, most=2)
+    return f"unlike {'its' if len(unlike) == 1 else 'their'} siblings: {joined(unlike, most=2)}" if unlike else ""
 
 
 def _turn(layers: Sequence[LayerSummary]) -> str:

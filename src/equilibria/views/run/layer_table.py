@@ -93,7 +93,7 @@ def _columns(layers: Sequence[LayerSummary]) -> list[_Column]:
         *([_Column("growth gain G", "gain", _numbers("gain"))] if any(layer.by_gain for layer in layers) else []),
         _Column("settles in", "steps_to_settle", lambda row: f"<td>{_settles_in(_slowest(row))}</td>"),
         _Column("state", "state", _state_cell, is_wide=False),
-        *([_Column("law", "law", _law)] if any(layer.by_gain for layer in layers) else []),
+        *([_Column("law", "law", _law)] if len({layer.law for layer in layers} - {None}) > 1 else []),
         _Column("invariant", "how", lambda row: f"<td>{escape(_label(row))}</td>"),
     ]
     if not has_law:

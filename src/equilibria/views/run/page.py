@@ -125,6 +125,8 @@ def report_page(
     headline, deck = headline_and_details(layers, findings)
     if not layers and about_sharpness:
         headline, deck = sentence_case(about_sharpness[-1].subject), full_stop(about_sharpness[-1].evidence)
+    headline, _, rest = headline.partition("; ")
+    deck = f"{sentence_case(rest)}. {deck}" if rest else deck
     names = [layer.name for layer in most_telling_first(layers)]  # charts with room for a few draw the first ones
     drawn_curves = curves(
         _without_void_predictions(samples if drawn is None else drawn, layers),
