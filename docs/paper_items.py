@@ -14,7 +14,7 @@ from equilibria.lab.harness.registry import MODULES
 from equilibria.lab.harness.results import Result, open_results
 from equilibria.lab.papers.contents import ITEMS, counts
 from equilibria.lab.papers.items import MEANINGS, Item
-from equilibria.lab.papers.presets import Preset, Settings, presets
+from equilibria.lab.papers.presets import Preset, Settings, differences, presets
 from equilibria.lab.papers.smd.presets import MASK_RCNN
 from equilibria.theory import PAPERS
 
@@ -164,7 +164,10 @@ def _settings_table(experiment: str, found: list[Preset]) -> str:
     names = dict.fromkeys(name for preset in found for name in preset.settings)
     rows = [_setting_row(name, found) for name in names]
     trainings = ", ".join(preset.name for preset in found)
-    head = f"\n## {experiment}\n\n{_escaped(trainings)}.\n\n| setting | value | source |\n|---|---|---|\n"
+    differ = "".join(f"- {_escaped(sentence)}\n" for sentence in differences().get(experiment, ()))
+    if differ:
+        differ = f"What differs from the paper, as far as its text tells:\n\n{differ}\n"
+    head = f"\n## {experiment}\n\n{_escaped(trainings)}.\n\n{differ}| setting | value | source |\n|---|---|---|\n"
     return head + "\n".join(rows) + "\n"
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Settings = Mapping[str, tuple[Any, str]]
 """Name of a hyper-parameter -> its value, and where the value is from."""
 SCHEDULE = "factor of the lr from a step on"
+CONTROL = "weights rescaled at drops, or decay folded into the lr"
 CONVOLUTIONS, LINEAR, BIAS, NORMS = "of convolutions", "of linear layers", "of their biases", "of normalisations"
 
 
@@ -43,6 +44,14 @@ class Preset:
     def steps(self) -> tuple[int, ...]:
         """The steps at which the table gives a factor of the learning rate."""
         return tuple(self.settings[SCHEDULE][0])
+
+
+def differences() -> dict[str, tuple[str, ...]]:
+    """Known differences between an experiment's trainings and its document, in sentences, by experiment."""
+    from equilibria.lab.papers.explr import presets as explr
+    from equilibria.lab.papers.nrq import presets as nrq
+
+    return {**explr.DIFFERENCES, **nrq.DIFFERENCES}
 
 
 def presets() -> tuple[Preset, ...]:
@@ -71,7 +80,7 @@ def facts(recipe: Recipe, steps: Iterable[int]) -> dict[str, Any]:
         **_optimizer(model, recipe.optimizer(model)),
         SCHEDULE: {step: float(f"{recipe.schedule(step):.4g}") for step in steps if _changes(recipe, step)},
         "steps": recipe.steps,
-        "weights rescaled at drops": recipe.control is not None,
+        CONTROL: recipe.control is not None,
         **_batches(recipe),
         "loss": getattr(recipe.loss, "__name__", str(recipe.loss)),
     }

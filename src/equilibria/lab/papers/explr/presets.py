@@ -5,7 +5,7 @@ from __future__ import annotations
 from equilibria.lab.harness.registry import load
 from equilibria.lab.papers.explr import trainings
 from equilibria.lab.papers.explr.trainings import COSINE, DECAY, EPOCH, ROUNDED, Setting, Variant
-from equilibria.lab.papers.presets import SCHEDULE, Preset, Settings
+from equilibria.lab.papers.presets import CONTROL, SCHEDULE, Preset, Settings
 
 _SILENT = "not stated"
 _TORCH = f"{_SILENT}; torch's default"
@@ -16,6 +16,18 @@ _EXPERIMENTS = {
     "explr-cosine": "fig. 4",
     "explr-angle": "fig. 5",
 }
+
+DIFFERENCES = dict.fromkeys(
+    _EXPERIMENTS,
+    (
+        "§4 fixes the scales and shifts of BatchNorm and the last linear layer. Here BatchNorms have no scales and "
+        "shifts, except in two shortcuts, where they are trained; the linear layer is trained, with a BatchNorm of "
+        "fixed scale behind it. All parameters are scale-invariant jointly, and all decay.",
+        "The last 80 images of an epoch are left out: 390 steps, in which the learning rate grows by 1.480. The "
+        "paper's 1.481 are 391 steps.",
+    ),
+)
+"""What differs from the paper, by experiment."""
 
 
 def presets() -> tuple[Preset, ...]:
@@ -55,7 +67,7 @@ def _settings(figure: str, config: Setting, variant: Variant) -> Settings:
         "images that a BatchNorm sees": (128, "growth by 1.481 in an epoch of 391 steps, fig. 1"),
         "augmentation": ({"flip": True, "crop": 4}, f"{_SILENT}; the usual one"),
         "loss": ("cross_entropy", _SILENT),
-        "weights rescaled at drops": (
+        CONTROL: (
             variant.way not in (DECAY, ROUNDED) or changed,
             "theorem 2.5: the exponential schedule in place of weight decay" if not changed else figure,
         ),

@@ -5,10 +5,25 @@ from __future__ import annotations
 from equilibria.lab.papers.nrq import fig3_networks as networks
 from equilibria.lab.papers.nrq import fig4_imagenet as imagenet
 from equilibria.lab.papers.nrq.fig3_networks import ADJUSTED, BASE, Config, LineSettings
-from equilibria.lab.papers.presets import BIAS, LINEAR, NORMS, SCHEDULE, Preset, Settings
+from equilibria.lab.papers.presets import BIAS, CONTROL, LINEAR, NORMS, SCHEDULE, Preset, Settings
 from equilibria.lab.papers.smd.presets import CIFAR, GOYAL, IMAGENET, SILENT, cifar_schedule, rates, sgd
 
 _LINES = "the text does not state the numbers of its lines"
+
+_CONVOLUTIONS_ALONE = (
+    "The lines differ in learning rate, weight decay and first weights of the convolutions alone; the other parameters "
+    "have one learning rate. The paper names the convolutions for the first weights, but not for the rates."
+)
+DIFFERENCES = {
+    "nrq-networks": (
+        f"Fig. 3: {_LINES} but those of (e)-(h). Ours have one lr wd, lr over a factor of 25, and corollary 3's rates.",
+        _CONVOLUTIONS_ALONE,
+        "In (e)-(h) all weights are divided by 5^(1/4) at epoch 60. Those panels are `smd-pseudo-overfitting`, which "
+        "divides the scale-invariant weights, and at epochs 120 and 160 too.",
+    ),
+    "nrq-imagenet": (f"Fig. 4: {_LINES}.", _CONVOLUTIONS_ALONE),
+}
+"""What differs from the paper, by experiment."""
 
 
 def presets() -> tuple[Preset, ...]:
@@ -47,7 +62,7 @@ def _cifar(line: LineSettings) -> Settings:
         **sgd(0.0, "§4: no momentum"),
         **_first_weights(line),
         "network": ("BasicBlockResNet", "§4: ResNet-18"),
-        "weights rescaled at drops": (False, "fig. 3 (a)-(d), (i)-(l)"),
+        CONTROL: (False, "fig. 3 (a)-(d), (i)-(l)"),
     }
 
 
@@ -65,5 +80,5 @@ def _imagenet(line: LineSettings) -> Settings:
         f"weight decay {NORMS}": (0.0, f"{GOYAL}: none for the BN coefficients"),
         SCHEDULE: (epochs, f"{GOYAL}: divided by 10 at epochs 30, 60, 80"),
         "network": ("BottleneckResNet", "fig. 4: ResNet-50"),
-        "weights rescaled at drops": (False, f"{SILENT} for fig. 4"),
+        CONTROL: (False, f"{SILENT} for fig. 4"),
     }

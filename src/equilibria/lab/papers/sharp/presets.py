@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equilibria.lab.harness.registry import load
-from equilibria.lab.papers.presets import SCHEDULE, Preset, Settings
+from equilibria.lab.papers.presets import CONTROL, SCHEDULE, Preset, Settings
 from equilibria.lab.papers.sharp import full_batch
 from equilibria.lab.papers.sharp.full_batch import STANDARD_RESNET, VGG, Config, DescentVariant
 
@@ -51,5 +51,5 @@ def _settings(figures: str, config: Config, variant: DescentVariant) -> Settings
         "images that a BatchNorm sees": ghost,
         "augmentation": ({}, f"{_Q1}: none"),
         "loss": ("cross_entropy", "appendix R"),
-        "weights rescaled at drops": (False, "eq. (1)"),
+        CONTROL: (False, "eq. (1)"),
     }

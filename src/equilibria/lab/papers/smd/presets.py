@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equilibria.lab.papers.presets import BIAS, CONVOLUTIONS, LINEAR, NORMS, SCHEDULE, Preset, Settings, by_kind
+from equilibria.lab.papers.presets import (
+    BIAS,
+    CONTROL,
+    CONVOLUTIONS,
+    LINEAR,
+    NORMS,
+    SCHEDULE,
+    Preset,
+    Settings,
+    by_kind,
+)
 from equilibria.lab.papers.smd import fig2_fixed_lr as fixed_lr
 from equilibria.lab.papers.smd import fig2d_correlation as correlation
 from equilibria.lab.papers.smd import fig3_multistage as multistage
@@ -55,7 +65,7 @@ IMAGENET: Settings = {
     "images that a BatchNorm sees": (32, f"{GOYAL}: n = 32 throughout"),
     "augmentation": (_WINDOWS, f"{GOYAL}: scale and aspect ratio, flips"),
     "loss": ("cross_entropy", SILENT),
-    "weights rescaled at drops": (False, "§5.2"),
+    CONTROL: (False, "§5.2"),
 }
 """What all trainings of ResNet-50 share: section 5.2 follows Goyal et al. 'rigorously'."""
 _THREE_DROPS = {
@@ -80,21 +90,28 @@ _STAGES: Settings = {
 }
 
 
-_HE19 = "He et al. 2019, §4"
+_DETECTRON2 = f"{SILENT}; detectron2, configs/Base-RCNN-FPN.yaml"
+_DEFAULTS = f"{SILENT}; detectron2, config/defaults.py"
 MASK_RCNN: Settings = {
     "network": ("Mask R-CNN with FPN, ResNet-50", "§5.2; He et al. 2017; Lin et al. 2017"),
     "normalisation": ("SyncBN", "§5.2; Peng et al. 2018"),
-    "data": ("COCO train2017; AP on val2017", f"§5.2 says MSCOCO; the splits: {_HE19}"),
+    "data": ("COCO train2017; AP on val2017", "§5.2 says MSCOCO; the splits: detectron2, configs/Base-RCNN-FPN.yaml"),
     "optimizer": ("SGD", "§5.2"),
-    "momentum": (0.9, f"{SILENT}; {_HE19}, follows Detectron, whose it is"),
+    "momentum": (0.9, _DEFAULTS),
+    "nesterov": (False, _DEFAULTS),
     "lr": (0.02, "§5.2"),
+    "warm-up": ("1,000 steps from lr / 1000, linear", _DEFAULTS),
     SCHEDULE: ({0: 1.0, 300_000: 0.1, 340_000: 0.01}, "§5.2"),
-    "steps": (360_000, f"§5.2: the '4x setting' of {_HE19}"),
+    "steps": (360_000, "§5.2: the '4x setting' of He et al. 2019"),
     "weight decay": (1e-4, "§5.2"),
-    "images in a batch": (16, f"{SILENT}; {_HE19}: 8 GPUs with 2 each"),
-    "pixels": ("shorter side 800", f"{SILENT}; {_HE19}"),
-    "first weights": ("not known", f"{SILENT}; {_HE19}, trains from random and from ImageNet's weights"),
-    "weights rescaled at drops": ("no; yes", "§5.2: both; divided by 10^(1/4), with the buffer"),
+    "weight decay of normalisations": (0.0, _DEFAULTS),
+    "images in a batch": (16, f"{_DETECTRON2}, with this lr"),
+    "pixels": ("shorter side 640 to 800, by 32", _DETECTRON2),
+    "first weights": (
+        "not known",
+        f"{SILENT}; ImageNet's in detectron2, configs/Misc/mask_rcnn_R_50_FPN_3x_syncbn.yaml",
+    ),
+    "weights rescaled at drops": ("no; yes", "§5.2: both; weights divided by 10^(1/4)"),
     "box AP, AP50, AP75": ("39.25, 58.88, 42.95; rescaled 38.38, 57.98, 42.31", "table 2"),
     "mask AP, AP50, AP75": ("35.16, 56.09, 37.48; rescaled 34.49, 55.27, 36.71", "table 2"),
 }
@@ -122,7 +139,10 @@ def _fixed() -> list[Preset]:
 
 def _multistage() -> list[Preset]:
     training = multistage.EXPERIMENT.config("paper").training()
-    rescaled = {**_STAGES, "weights rescaled at drops": (True, "§5.2: divided by 10^(1/4), with the buffer")}
+    rescaled = {
+        **_STAGES,
+        CONTROL: (True, "§5.2: weights divided by 10^(1/4); the buffer and BatchNorm's statistics too: ours"),
+    }
     return [
         _preset("smd-multistage", "standard", training, _STAGES),
         _preset("smd-multistage", "rescaled", replace(training, rescale=True), rescaled),
@@ -211,7 +231,7 @@ CIFAR: Settings = {
     "dropout": (0.0, SILENT),
     "augmentation": ({"flip": True, "crop": 4}, f"{SILENT}; the usual one"),
     "loss": ("cross_entropy", SILENT),
-    "weights rescaled at drops": (False, "figure 3 of nrq: with and without"),
+    CONTROL: (False, "figure 3 of nrq: with and without"),
     **{f"weight decay {kind}": (0.0, f"{SILENT}; here convolutions alone decay") for kind in (LINEAR, BIAS, NORMS)},
 }
 """What all trainings of ResNet-18 on CIFAR-10 share."""
@@ -261,7 +281,7 @@ def _pseudo_overfitting() -> list[Preset]:
         source = "nrq, §4" if rule.name == "SGD" else "appendix F"
         settings = {**CIFAR, **cifar_schedule(source), **own[rule.name]}
         for rescale in (False, True):
-            kind = {"weights rescaled at drops": (rescale, "nrq, fig. 3 (e)-(h)")}
+            kind = {CONTROL: (rescale, "nrq, fig. 3 (e)-(h)")}
             found.append(
                 Preset(
                     "smd-pseudo-overfitting",
@@ -290,7 +310,7 @@ def _momentum() -> list[Preset]:
                 "steps": (200 * 390, ours),
                 "images in a batch": (128, ours),
                 "images that a BatchNorm sees": (128, ours),
-                "weights rescaled at drops": (False, ours),
+                CONTROL: (False, ours),
             },
         )
         for factor in config.momenta
