@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 import equilibria as eq
@@ -41,6 +44,10 @@ def save(folder, states, kind):
             torch.save({"state_dict": wrapped}, folder / f"model_{step:06}.pth")
         elif kind == "legacy":
             torch.save(state, folder / f"{step}.bin", _use_new_zipfile_serialization=False)
+        elif kind == "distcp":
+            states = {f"{name}.exp_avg": tensor for name, tensor in state.items()}
+            saved = {"model": state, "optim": {"state": states}, "step": step}
+            dcp.save(saved, checkpoint_id=folder / f"step-{step}", no_dist=True)
         elif kind == "safetensors":
             save_file(state, folder / f"step-{step}.safetensors")
         else:  # in two parts, beside what a trainer saves too
@@ -52,7 +59,8 @@ def save(folder, states, kind):
             torch.save({"lr": 0.1}, sub / "optimizer.pt")
 
 
-@pytest.mark.parametrize("kind", ["torch", "dict", "prefixes", "legacy", "safetensors", "parts"])
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("kind", ["torch", "dict", "prefixes", "legacy", "distcp", "safetensors", "parts"])
 def test_norms_are_the_watched_ones_and_angles_those_of_the_vectors(kind, training, folder, tmp_path):
     save(folder, training.states, kind)
     run = eq.import_run(folder, log_dir=tmp_path / "run")
@@ -201,6 +209,67 @@ def refuse(folder, tmp_path, message, **arguments):
         eq.import_run(folder, log_dir=tmp_path / "run", **arguments)
     assert not (tmp_path / "run").exists()
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def described(names, module, tensor):
+    """Metadata of torch.distributed.checkpoint with one tensor in two pieces, and the file with both."""
+    properties = names.TensorProperties(dtype=tensor.dtype)
+    chunks = [names.ChunkStorageMetadata(torch.Size([row, 0]), torch.Size([2, 3])) for row in (0, 2)]
+    data, places = b"", {}
+    for chunk in chunks:
+        buffer = io.BytesIO()
+        torch.save(tensor[chunk.offsets[0] :][:2].clone(), buffer)
+        places[names.MetadataIndex("a.weight", chunk.offsets)] = module._StorageInfo(
+            "0.distcp", len(data), buffer.tell()
+        )
+        data += buffer.getvalue()
+    entry = names.TensorStorageMetadata(properties, tensor.shape, chunks)
+    return names.Metadata({"a.weight": entry}, storage_data=places), data
+
+
+def test_pieces_of_several_processes_are_put_together(folder):
+    tensors = {step: torch.randn(4, 3) for step in (0, 10)}
+    for step, tensor in tensors.items():
+        metadata, data = described(dcp.metadata, dcp.filesystem, tensor)
+        (folder / f"step-{step}").mkdir()
+        (folder / f"step-{step}" / ".metadata").write_bytes(pickle.dumps(metadata))
+        (folder / f"step-{step}" / "0.distcp").write_bytes(data)
+    steps = read_checkpoints(folder, matrices).weights["a.weight"].steps
+    assert [each.norm for each in steps] == pytest.approx([each.double().norm().item() for each in tensors.values()])
+    (folder / "step-10" / "0.distcp").write_bytes(data[:-400])
+    with pytest.raises(EquilibriaError, match=r"cannot read .*0\.distcp"):
+        read_checkpoints(folder, matrices)
+
+
+class Harmful:
+    def __reduce__(self):
+        return print, ("this must not be printed",)
+
+
+@pytest.mark.parametrize("content", [pickle.dumps(Harmful()), b"", b"no pickle", pickle.dumps({"a": 1})])
+def test_metadata_that_are_no_description_run_no_code(content, folder, capsys):
+    for step in (0, 10):
+        (folder / f"step-{step}").mkdir()
+        (folder / f"step-{step}" / ".metadata").write_bytes(content)
+    with pytest.raises(EquilibriaError, match=r"as the metadata of torch\.distributed\.checkpoint"):
+        read_checkpoints(folder, matrices)
+    assert capsys.readouterr().out == ""
+
+
+def test_an_optimizers_state_is_no_model(folder):
+    for step in (0, 10):
+        state = {"0.weight": {"exp_avg": torch.randn(3, 3)}}
+        torch.save({"state": state, "param_groups": []}, folder / f"step-{step}.pt")
+    with pytest.raises(EquilibriaError, match="no state dict of a model"):
+        read_checkpoints(folder, matrices)
+
+
+def test_a_checkpoint_that_is_not_finite_is_said(folder, tmp_path):
+    for step in (0, 10, 20):
+        torch.save({"a": torch.full((2, 2), float("nan") if step == 10 else 1.0)}, folder / f"step-{step}.pt")
+    notes = eq.import_run(folder, log_dir=tmp_path / "run").notes
+    assert any("not finite in some checkpoints" in note and "a at step 10" in note for note in notes)
+    assert not any("too small" in note for note in notes)
 
 
 def test_one_checkpoint_is_too_few(folder, tmp_path):

@@ -414,7 +414,7 @@ def test_nan_rows_and_rows_without_a_step_are_left_out_and_said(tmp_path):
     run = eq.import_run(tmp_path / "log.csv", log_dir=tmp_path / "run")
     assert run.samples()["step"].to_pylist() == list(range(9))
     assert any("1 row without a step" in note for note in run.notes)
-    assert any("1 value of loss are NaN or infinite" in note or "1 value of loss" in note for note in run.notes)
+    assert any("1 NaN or infinite value of loss left out" in note for note in run.notes)
 
 
 def test_a_value_that_was_logged_twice_alike_counts_once(tmp_path):
@@ -429,6 +429,23 @@ def test_a_norm_that_changes_by_more_than_the_update_is_said(tmp_path):
     run = eq.import_run(tmp_path / "log.csv", log_dir=tmp_path / "run")
     assert run.samples()["angle"].null_count >= 19
     assert any("changes by more than the update is long" in note for note in run.notes)
+
+
+def test_an_update_longer_than_both_norms_has_no_angle(tmp_path):
+    lines = [f"{step},{5 + step / 1e4:.6f},{12 if step % 2 else 0.1:.6f}" for step in range(9)]
+    (tmp_path / "log.csv").write_text("\n".join(["step,norm/a,update_norm/a", *lines]))
+    run = eq.import_run(tmp_path / "log.csv", log_dir=tmp_path / "run")
+    assert [angle is None for angle in run.samples()["angle"].to_pylist()] == [
+        step % 2 == 1 or step == 8 for step in range(9)
+    ]
+    assert any("at 4 of 9 samples" in note and "without the learning rate" in note for note in run.notes)
+
+
+def test_logarithms_are_no_norms(tmp_path):
+    (tmp_path / "log.csv").write_text("step,norm/a\n0,1.5\n7,-0.5\n")
+    with pytest.raises(EquilibriaError, match=r"got norm/a = -0\.5 at step 7; expected lengths"):
+        eq.import_run(tmp_path / "log.csv", log_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_that_holds_a_run_or_files_is_left_alone(table, imported, tmp_path):

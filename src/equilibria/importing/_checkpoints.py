@@ -2,7 +2,7 @@
 
 A checkpoint is a file, or a folder of files with a part of the weights each, whose name holds the step. Tensors are
 compared block by block in float64, with one pair of checkpoints open at a time: safetensors files and torch's own are
-mapped, so that a large tensor never is in memory as a whole.
+mapped, so that a large tensor never is in memory as a whole; of torch.distributed.checkpoint, two tensors are.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, described
 from equilibria.findings import counted
+from equilibria.importing._distcp import METADATA, sharded
 from equilibria.tensors.parameters import plain_name
 from equilibria.theory.moments import angle_from_chord_sq, chord_sq
 
@@ -111,7 +112,7 @@ class Checkpoints:
 
 def has_checkpoints(folder: Path) -> bool:
     """Whether a folder holds a file of weights, itself or in a subfolder."""
-    return bool(_files(folder)) or any(_files(path) for path in folder.iterdir() if path.is_dir())
+    return bool(_files(folder)) or any(_files_within(path) for path in folder.iterdir())
 
 
 def read_checkpoints(folder: Path, choose: Callable[[str, tuple[int, ...]], bool]) -> Checkpoints:
@@ -181,6 +182,8 @@ def _example(first: Mapping[str, Stored], last: Mapping[str, Weights]) -> str:
 
 def _files(folder: Path) -> list[Path]:
     """The files with weights; safetensors alone where there are both kinds."""
+    if (folder / METADATA).is_file():
+        return [folder / METADATA]
     files = [
         path
         for path in sorted(folder.iterdir())
@@ -189,12 +192,23 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in files if path.suffix.lower() == _SAFE] or files
 
 
+def _files_within(folder: Path) -> list[Path]:
+    """The files of a checkpoint's folder, or of its only subfolder with weights."""
+    if not folder.is_dir():
+        return []
+    if own := _files(folder):
+        return own
+    below = [_files(path) for path in folder.iterdir() if path.is_dir() and not _NO_WEIGHTS.search(path.name)]
+    with_weights = list(filter(None, below))
+    return with_weights[0] if len(with_weights) == 1 else []
+
+
 def _by_step(folder: Path) -> dict[int, list[Path]]:
     """The files of every checkpoint by its step, in order."""
     own = _files(folder)
     named = [(path.stem, [path]) for path in own]
     if not own:
-        named = [(path.name, files) for path in sorted(folder.iterdir()) if path.is_dir() and (files := _files(path))]
+        named = [(path.name, files) for path in sorted(folder.iterdir()) if (files := _files_within(path))]
     steps: dict[int, list[Path]] = {}
     for name, files in named:
         numbers = re.findall(r"\d+", name)
@@ -218,8 +232,19 @@ def _by_step(folder: Path) -> dict[int, list[Path]]:
 def _open(files: list[Path]) -> dict[str, Weights]:
     weights: dict[str, Weights] = {}
     for path in files:
-        weights |= _safetensors(path) if path.suffix.lower() == _SAFE else _torch_file(path)
+        if path.name == METADATA:
+            weights |= _model_of(sharded(path, _NAMES))
+        else:
+            weights |= _safetensors(path) if path.suffix.lower() == _SAFE else _torch_file(path)
     return weights
+
+
+def _model_of(tensors: Mapping[str, Weights]) -> dict[str, Weights]:
+    """The weights among tensors of nested dictionaries, whose names dots join: no optimizer, without the dictionary."""
+    weights = {name: tensor for name, tensor in tensors.items() if not _NO_WEIGHTS.search(name.partition(".")[0])}
+    tops = {name.partition(".")[0] for name in weights}
+    nested = len(tops) == 1 and tops <= set(_STATES)
+    return {name.partition(".")[2]: tensor for name, tensor in weights.items()} if nested else weights
 
 
 def _untied(weights: Mapping[str, Weights]) -> tuple[dict[str, Weights], dict[str, tuple[str, ...]]]:
@@ -298,7 +323,7 @@ def _torch_file(path: Path) -> dict[str, Weights]:
     state = _state_dict(_load(path))
     if state is None:
         raise EquilibriaError(
-            f"got {path}, which holds no state dict; expected tensors by name, or such a dict under one of: "
+            f"got {path}, which holds no state dict of a model; expected tensors by name, or such a dict under one of: "
             f"{', '.join(_STATES)}",
             argument="source",
         )
@@ -330,7 +355,7 @@ def _has_code(error: Exception) -> bool:
 
 def _state_dict(loaded: Any, depth: int = 0) -> dict[str, torch.Tensor] | None:
     """The tensors by name: those of the outermost dictionary that has any, optimizers left out."""
-    if not isinstance(loaded, Mapping) or depth > _DEEPEST:
+    if not isinstance(loaded, Mapping) or depth > _DEEPEST or loaded.keys() >= {"state", "param_groups"}:
         return None
     own = {name: value for name, value in loaded.items() if isinstance(name, str) and isinstance(value, torch.Tensor)}
     if any(tensor.ndim > 1 for tensor in own.values()):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from equilibria.errors import EquilibriaError
 from equilibria.importing._angles import angles_from_norms, rounding
 from equilibria.importing._checkpoints import Stored
 from equilibria.importing._logs import Log
@@ -62,9 +63,16 @@ class History:
 
     @property
     def impossible(self) -> NDArray[np.bool_]:
-        """Flags steps whose norm changes by more than the update is long."""
+        """Flags steps whose norm changes by more than the update is long, or whose update is longer than both norms."""
         with np.errstate(invalid="ignore"):
-            return np.asarray((np.abs(self.after - self.norm) > self.moved) & ~self.interpolated & ~(self.angle > 0))
+            too_short = (np.abs(self.after - self.norm) > self.moved) & ~self.interpolated & ~(self.angle > 0)
+            return np.asarray(too_short | (self.moved > self.norm + self.after))
+
+    @property
+    def stated(self) -> NDArray[np.bool_]:
+        """Flags steps whose angle is larger than its error."""
+        with np.errstate(invalid="ignore"):
+            return np.asarray((self.error < self.angle) & ~self.impossible)
 
 
 def history_from_log(log: Log, metrics: Mapping[str, str]) -> History:
@@ -75,6 +83,7 @@ def history_from_log(log: Log, metrics: Mapping[str, str]) -> History:
         metrics: the name of its metric for every number (one of `_names.NUMBERS`).
     """
     series = {number: log.series[name] for number, name in metrics.items()}
+    _check_lengths(metrics, series)
     norms = series.get("norm") or _a_step_later(series.get("norm_after"))
     step = np.union1d(norms[0], series["angle"][0]) if "angle" in series else norms[0]
     norm, of_norm = _at(step, norms)
@@ -132,6 +141,18 @@ def history_from_checkpoints(stored: Stored) -> History:
         aliases=stored.aliases,
         turned=tuple(turned),
     )
+
+
+def _check_lengths(metrics: Mapping[str, str], series: Mapping[str, Series]) -> None:
+    for number in ("norm", "norm_after", "update_norm"):
+        steps, values = series.get(number, (np.zeros(0), np.zeros(0)))
+        if (values < 0).any():
+            first = int(np.argmax(values < 0))
+            raise EquilibriaError(
+                f"got {metrics[number]} = {values[first]:g} at step {steps[first]:,}; expected lengths, 0 or more: not "
+                "their logarithms",
+                argument="source",
+            )
 
 
 def _at(step: Steps, series: Series | None) -> tuple[Array, Array]:

@@ -83,7 +83,7 @@ def read_log(path: Path) -> Log:
 
 SOURCES = (
     "a .csv, .tsv, .parquet or .wandb file, or a folder: of a W&B, TensorBoard or MLflow run, or of checkpoints "
-    "(.safetensors, .pt, .pth, .bin, .ckpt)"
+    "(.safetensors, .pt, .pth, .bin, .ckpt, or folders of torch.distributed.checkpoint)"
 )
 
 
@@ -176,7 +176,7 @@ def _checked(
     if lost:
         first = next(iter(lost))
         more = f" and {len(lost) - 1:,} more metrics" if len(lost) > 1 else ""
-        notes.append(f"{counted(sum(lost.values()), 'value')} of {first}{more} are NaN or infinite and left out")
+        notes.append(f"{counted(sum(lost.values()), 'NaN or infinite value')} of {first}{more} left out")
     return Log(kind, kept, weight_decay, tuple(notes))
 
 

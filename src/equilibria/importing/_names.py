@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from equilibria.errors import EquilibriaError, one_of
+from equilibria.findings import counted
 from equilibria.tensors.parameters import plain_name
 
 NUMBERS = ("norm", "norm_after", "update_norm", "angle", "relative_update", "grad_norm", "effective_lr")
@@ -93,9 +94,9 @@ def sorted_names(metrics: Iterable[str], columns: Mapping[str, str] | None = Non
     }
     if not numbers:
         raise EquilibriaError(
-            f"got {len(names):,} metrics, none of which names the norm of a parameter ({_some(names)}); expected names "
-            "such as norm/<parameter>, params/norm/<parameter> or param/<parameter>.norm, or their pattern, "
-            "columns={'norm': 'weights/{param}/l2'}",
+            f"got {counted(len(names), 'metric')}, none of which names the norm of a parameter ({_some(names)}); "
+            "expected names such as norm/<parameter>, params/norm/<parameter> or param/<parameter>.norm, or their "
+            "pattern, columns={'norm': 'weights/{param}/l2'}",
             argument="columns",
         )
     settings = {
