@@ -81,8 +81,8 @@ class LayerSummary:
         rounding: relative change of the weight per step, by decay or update, if its type rounds that away.
         decay_rounds_away: whether that is a decay of its own, so that none acts and there is no equilibrium.
         resolution: half an ulp of its type: angles below it are made by rounding; None if the type is unknown.
-        passing: change of ln(norm / equilibrium norm) per time constant, if the norm is at its equilibrium but moves
-            on, so that it is not settled.
+        passing: steps in which the norm at its pace crosses the tolerance of 5 % around equilibrium, negative where it
+            falls against it; None unless it is within the tolerance and crosses it sooner than it would settle.
     """
 
     name: str
@@ -345,8 +345,9 @@ def _distance(layer: LayerSummary) -> str:
     norm = None if layer.norm_vs_equilibrium is None else f"is {times(layer.norm_vs_equilibrium)}"
     steps = layer.steps_to_settle
     if not steps and norm is not None and layer.passing is not None:
-        pace = f"{'grows' if layer.passing > 0 else 'falls'} at {100 * abs(layer.passing):.0f} % per time constant"
-        return f"{since}its norm {norm}, but not at rest: against its equilibrium it {pace}"
+        ends = ("below", "above") if layer.passing > 0 else ("above", "below")
+        pace = f"{counted(round(abs(layer.passing)), 'step')} from 5 % {ends[0]} to 5 % {ends[1]}"
+        return f"{since}its norm {norm}, but passes its equilibrium: at its pace it takes {pace}"
     if steps == 0 and norm is not None and layer.angle_vs_equilibrium is not None:
         return f"{since}its norm {norm}, but it still turns at {layer.angle_vs_equilibrium:.2g}x its equilibrium"
     wait = None

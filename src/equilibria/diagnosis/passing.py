@@ -18,12 +18,12 @@ from equilibria.diagnosis.series import Array, Series
 from equilibria.theory.requested import norm_power
 from equilibria.theory.rules import Rule
 
-PASSES = 0.1  # change of d per time constant: from 5 % below equilibrium to 5 % above
+WIDTH = 0.1  # of the tolerance: d from 5 % below equilibrium to 5 % above
 _LEAST_ROWS = 3  # with a slope of their own
 
 
-def drifts(history: Series, *, entries: Sequence[Mapping[str, Any]], rules: Sequence[Rule | None]) -> Array:
-    """Change of ln(norm / equilibrium norm) of every layer per time constant, at the pace of its last time constant.
+def passing_steps(history: Series, *, entries: Sequence[Mapping[str, Any]], rules: Sequence[Rule | None]) -> Array:
+    """Steps in which every norm crosses the tolerance at the pace of its last time constant, negative where it falls.
 
     The slope of a straight line through the samples since the settings last jumped, with the weight of the steps that
     they stand for.
@@ -34,7 +34,8 @@ def drifts(history: Series, *, entries: Sequence[Mapping[str, Any]], rules: Sequ
         rules: of each layer.
 
     Returns:
-        NaN for layers without an equilibrium norm, or with fewer than three samples.
+        NaN where that takes a time constant or more, and for layers without an equilibrium norm or with fewer than
+        three samples.
     """
     decay = decays(history, entries)
     power = np.array([1 if rule is None else norm_power(rule) for rule in rules])
@@ -51,4 +52,5 @@ def drifts(history: Series, *, entries: Sequence[Mapping[str, Any]], rules: Sequ
         step, apart = near.columns["step"], near.columns["apart"]
         centred = step - np.repeat(near.mean(step, weights), near.counts)
         slope = near.mean(centred * apart, weights) / near.mean(centred**2, weights)
-        return np.asarray(np.where(near.counts >= _LEAST_ROWS, slope * constant, np.nan))
+        passes = (near.counts >= _LEAST_ROWS) & (np.abs(slope) * constant > WIDTH)
+        return np.asarray(np.where(passes, WIDTH / slope, np.nan))

@@ -13,7 +13,7 @@ import pyarrow as pa
 from equilibria.diagnosis.budget import layer_budgets, missing_gain
 from equilibria.diagnosis.layer_summary import LEAST_WINDOW, LayerSummary, log_error
 from equilibria.diagnosis.metadata import settings_text
-from equilibria.diagnosis.passing import PASSES, drifts
+from equilibria.diagnosis.passing import passing_steps
 from equilibria.diagnosis.run import SampledRun, sampled_run
 from equilibria.diagnosis.series import (
     SETTINGS,
@@ -133,8 +133,8 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     ratio = table["angle_vs_equilibrium"]
     turns_off = (law == LAWS.index(GAIN_LAW)) & ((ratio * _ABOUT < 1) | (ratio > _ABOUT))
     near = state == STATES.index(SETTLED)
-    passing = drifts(before_tail, entries=run.entries, rules=run.rules) if near.any() else np.full(len(state), np.nan)
-    table["passing"] = np.where(near & (np.abs(passing) > PASSES), passing, np.nan)
+    passing = passing_steps(before_tail, entries=run.entries, rules=run.rules) if near.any() else np.nan
+    table["passing"] = np.where(near, passing, np.nan)
     state = np.where(near & (turns_off | np.isfinite(table["passing"])), STATES.index(SETTLING), state)
     settings = zip(*(table[name].tolist() for name in SETTINGS), strict=True)
     columns: dict[str, Iterable[Any]] = {name: _or_none(values) for name, values in table.items()}
