@@ -44,7 +44,7 @@ class Config:
     measure_every: int = 200
     watch_every: int = 4
     ghost: int = later(0)
-    seeds: tuple[int, ...] = (43, 44, 45)
+    seeds: tuple[int, ...] = tuple(range(43, 51))
 
     def training(self) -> ImageTraining:
         """The training, without its measures."""
@@ -173,6 +173,7 @@ _SMOKE = Config(
     skip=1,
     settled=12,
     measure_every=6,
+    seeds=(43, 44, 45),
 )
 _PAPER = Config(
     sgd=trainings.IMAGENET_SGDM,
@@ -186,6 +187,7 @@ _PAPER = Config(
     measure_every=trainings.IMAGENET_EPOCH,
     watch_every=20,
     ghost=trainings.WORKER,
+    seeds=(43, 44, 45),
 )
 
 EXPERIMENT = Experiment(
