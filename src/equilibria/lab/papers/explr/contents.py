@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from equilibria.lab.papers.items import Item, at_desk_scale, works
 
+_SMALL = "a PreResNet-8 on CIFAR-10 at 8x8 pixels"
+
 ITEMS: tuple[Item, ...] = (
     works("Theorem 1.1", "weight decay is a growing lr, informally", laws="exponential.power_schedule"),
     works("Definition 1.2", "SGD with momentum and weight decay", laws="rules.SGD"),
@@ -71,14 +73,10 @@ ITEMS: tuple[Item, ...] = (
         "Figure 1",
         "constant lr on PreResNet-32",
         figures="explr-constant/figure-1",
-        note="in part invariant weight by weight",
+        note=_SMALL,
     ),
-    at_desk_scale(
-        "Figure 2", "step decay and T-EXP", figures="explr-stepdecay/figure-2", note="a post-activation ResNet"
-    ),
-    at_desk_scale("Figure 3", "the instant drop", figures="explr-v2/figure-3", note="a post-activation ResNet"),
-    at_desk_scale(
-        "Figure 4", "cosine and its counterpart", figures="explr-cosine/figure-4", note="a post-activation ResNet"
-    ),
-    at_desk_scale("Figure 5", "angle per epoch", figures="explr-angle/figure-5", note="a post-activation ResNet"),
+    at_desk_scale("Figure 2", "step decay and T-EXP", figures="explr-stepdecay/figure-2", note=_SMALL),
+    at_desk_scale("Figure 3", "the instant drop", figures="explr-v2/figure-3", note=_SMALL),
+    at_desk_scale("Figure 4", "cosine and its counterpart", figures="explr-cosine/figure-4", note=_SMALL),
+    at_desk_scale("Figure 5", "angle per epoch", figures="explr-angle/figure-5", note=_SMALL),
 )

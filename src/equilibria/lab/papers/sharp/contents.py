@@ -38,7 +38,7 @@ ITEMS: tuple[Item, ...] = (
         "descent with weight decay follows the flow",
         laws="flow.integrate_flow flow_examples.sphere3d_angle",
         figures="sharp-3d/figure-3",
-        note="from one start; no success rate over random starts",
+        experiments="sharp-random-starts",
     ),
     works(
         "Remark 4.7",
@@ -191,7 +191,7 @@ ITEMS: tuple[Item, ...] = (
         "Figure 14",
         "several weight decays",
         figures="sharp-ablations/figure-14 sharp-regression-rates/figure-14",
-        note="of a network two, one of them zero; of linear regression four",
+        note="of a network three, one of them zero; of linear regression four",
     ),
     at_desk_scale(
         "Figure 15",
