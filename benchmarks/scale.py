@@ -362,7 +362,8 @@ def page(rows: list[Measured], per_row: float, recorded: int, load: float) -> st
         "",
         "In main memory products and sums are float64. On a GPU products of float32 are summed in float32, 16 at "
         "most, in 1,024 sums side by side, and these in float64: a sum is off by at most 17 x 2^-24 = 1.0e-6 of "
-        "the sum of the absolute values of its terms, however many there are. So squared lengths have six digits, "
+        "the sum of the absolute values of its terms, however many there are. Numbers below 1e-19 lose digits, and a "
+        "product above 3.4e38 is infinite. So squared lengths have six digits, "
         "and cosines are off by at most 1.0e-6. The move is w' - w in float32, exact where the two differ by less "
         "than a factor of 2, and what decay removes is added back with two roundings: its length is known to 1e-6 "
         "of itself and 2^-23 x lr x wd of the weight's. The angle is as accurate where the move is perpendicular to "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import struct
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from tests.tensors.test_inner_products import random, slow_move, slow_products, sums
 from torch import nn
 
+from equilibria.monitor.reading import add_products
 from equilibria.tensors import device_queue, inner_products, subsample
 from equilibria.tensors.inner_products import CopyPass, MovesPass, ProductsPass
 from equilibria.tensors.parameters import Watched
@@ -163,6 +165,7 @@ def test_other_types_are_left_to_torch(on_device):
     one_pass = ProductsPass(table)
     one_pass.add(0, weight, gradient.double(), None)
     one_pass.add(1, gradient, gradient, None)
+    one_pass.add(2, *[torch.zeros(0, 3, dtype=torch.float64)] * 2, None)  # a process may hold no row
     one_pass.run()
     assert on_device == [("sum_products", 1)]
     assert table[:, :3].numpy() == pytest.approx(
@@ -178,6 +181,55 @@ def test_copies_are_made_together(on_device):
     one_pass.run()
     assert on_device == [("copy", 3)]
     assert all(torch.equal(copy, source) for copy, source in zip(copies, sources, strict=True))
+
+
+LAYOUTS = {
+    "plain": lambda x: x,
+    "transposed": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
+    "gaps": lambda x: torch.stack([x, x], -1)[..., 1],
+    "unaligned": lambda x: torch.cat([x.new_zeros(1), x.reshape(-1)])[1:].view(x.shape),
+    "repeated": lambda x: x[:1].expand(x.shape),
+    "negated": lambda x: torch._neg_view(-x),
+}
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-20])
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_tensors_in_any_layout_and_type_are_within_the_bound(on_device, kernels, axis, scale):
+    draw, items, begin = np.random.default_rng(round(-np.log10(scale)) + 100 * (axis or 7)), [], 0
+    for k, (layout, shape) in enumerate(itertools.product(LAYOUTS, [(3, 4, 5), (2, 1030), (2, 0)])):
+        kinds = [TYPES[draw.integers(3)] if scale == 1 else torch.float32 for _ in range(3)]
+        layouts = [layout, *draw.choice(list(LAYOUTS), 2)]
+        tensors = [
+            LAYOUTS[how](scale * random(*shape, seed=3 * k + place, dtype=kind))
+            for place, (how, kind) in enumerate(zip(layouts, kinds, strict=True))
+        ]
+        if k % 4 == 3 and tensors[1].numel() and layouts[1] not in ("repeated", "negated"):
+            tensors[1][0, 0] = torch.inf
+        count = 1 if axis is None else shape[axis]
+        if axis == 1 and count > 5:
+            continue  # the interpreter takes a millisecond for every row
+        items.append((begin, Watched("w", (), tensors[0], 0, 0, axis, count, 1, 0), *tensors[1:]))
+        begin += count
+    table = sums(begin)
+    one_pass = ProductsPass(table)
+    for row, layer, gradient, buffer in items:
+        add_products(one_pass, row, layer, gradient, buffer)
+    with np.errstate(invalid="ignore"):  # the interpreter is numpy's
+        one_pass.run()
+    assert on_device == [("sum_products", len(items))]
+    for row, layer, gradient, buffer in items:
+        size = layer.units, layer.param.numel() // max(layer.units, 1)
+        w, g, v = (np.moveaxis(x.double().numpy(), axis or 0, 0).reshape(size) for x in (layer.param, gradient, buffer))
+        for column, pair in enumerate([(w, w), (w, g), (g, g), (w, v), (g, v), (v, v)]):
+            found = table[row : row + layer.units, column].numpy()
+            with np.errstate(invalid="ignore"):  # inf - inf, 0 inf
+                exact, size = (pair[0] * pair[1]).sum(1), np.abs(pair[0] * pair[1]).sum(1)
+            finite = np.isfinite(exact)
+            assert (np.isfinite(found) == finite).all()
+            # a product below 2^-126 is rounded to a multiple of 2^-149
+            allowed = kernels.ERROR * size + w.shape[1] * 2.0**-149
+            assert (np.abs(found[finite] - exact[finite]) <= allowed[finite]).all()
 
 
 def watched_units(params, axis):

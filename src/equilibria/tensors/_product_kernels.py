@@ -10,7 +10,8 @@ number and the one after its last.
 
 Error. ``LANES`` sums run side by side in float32, each over at most 16 products that are themselves rounded (less where
 the device fuses both), and everything after that is in float64. A sum of products x_i y_i is therefore off by at most
-17 x 2^-24 = 1.01e-6 of sum |x_i y_i|, however many numbers there are. A move is formed in float32: the difference of
+17 x 2^-24 = 1.01e-6 of sum |x_i y_i|, however many numbers there are; by up to 2^-149 more for each product below
+2^-126 (numbers below 1e-19), and infinite if a product is above 3.4e38. A move is formed in float32: the difference of
 the weights is exact where they differ by less than a factor of 2 (Sterbenz), what decay removed is rounded by 2^-24 of
 itself, and their sum by 2^-24. The few coordinates of `sum_coordinates` are read as they are and added up in float64.
 """

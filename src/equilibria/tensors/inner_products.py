@@ -85,7 +85,8 @@ class _Pass:
         """Form the products."""
         if self._device_items:
             for item in _launched(self._loop, self._device_items, self._sums):
-                matrices: Any = tuple(None if x is None else x.reshape(item.rows, -1) for x in item.tensors)
+                shape = item.rows, item.tensors[0].numel() // max(item.rows, 1)
+                matrices: Any = tuple(None if x is None else x.reshape(shape) for x in item.tensors)
                 total = self._sums.new_zeros(item.rows, 6)
                 self._by_torch(matrices, item.shrink, total)
                 self._write(item.row, total, matrices)
@@ -435,7 +436,7 @@ def _dot(first: Tensor, second: Tensor) -> Tensor:
     A whole tensor keeps its type, float32 at least: a device forms such a sum as a tree, which is accurate, and no copy
     of the numbers is made.
     """
-    if len(first) > 1:
+    if len(first) != 1:
         by_row: Tensor = torch.linalg.vecdot(first.double(), second.double())
         return by_row
     kind = torch.promote_types(torch.promote_types(first.dtype, second.dtype), torch.float32)
