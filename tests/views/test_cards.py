@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from itertools import pairwise
 from statistics import median
@@ -115,6 +116,15 @@ def test_a_forecast_shows_what_it_expects_of_each_layer(shown):
     text = "".join(parsed(forecast._repr_html_()).itertext())
     for layer in forecast.layers:
         assert f"{float(layer.angle.value[-1]):.3g}" in text
+
+
+def test_a_forecast_without_an_equilibrium_says_nothing_of_the_time_to_it(shown):
+    forecast = shown["forecast"]
+    nothing = dict.fromkeys(("value", "low", "high"), math.nan)
+    layers = [dataclasses.replace(one, steps_out=type(one.steps_out)(**nothing)) for one in forecast.layers]
+    without = dataclasses.replace(forecast, layers=tuple(layers))
+    text = "".join(parsed(without._repr_html_()).itertext())
+    assert "nan" not in text and "longest out of equilibrium" not in text
 
 
 def test_the_sharpness_shows_its_value_and_where_it_lies(shown):

@@ -26,7 +26,7 @@ WIDE, NARROW = 560, 312
 _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 226, 58, 20, 24, 50
 _MOST_STEPS = 5  # between the ends of an axis
 _LEGEND_ROW = 15
-_CHARACTER = 6.0  # mean width, rounded up
+_CHARACTER, _GAP = 6.3, 7  # mean width, rounded up, and the distance between two names
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +221,8 @@ def _legend(lines: Sequence[Line], width: int) -> tuple[list[str], int]:
     begin = 2.0 if width == NARROW else float(_LEFT)
     x, y, parts = begin, _HEIGHT - 8, list[str]()
     for line in {line.label: line for line in lines}.values():
-        wide = 30 + _CHARACTER * len(line.label)
-        if x > begin and x + wide > width:
+        wide = 23 + _GAP + _CHARACTER * len(line.label)
+        if x > begin and x + wide - _GAP > width:
             x, y = begin, y + _LEGEND_ROW
         parts.append(
             f'<line x1="{x:.0f}" y1="{y}" x2="{x + 18:.0f}" y2="{y}" stroke="{line.colour}" '

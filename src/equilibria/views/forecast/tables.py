@@ -256,11 +256,12 @@ def forecast_card(forecast: Forecast) -> str:
     refused = [f"{name} cannot be forecast: {reason}" for name, reason in forecast.refused.items()]
     if not outcomes:
         return card(title, notes=refused)
-    worst = worst_of(outcomes).layer
+    worst = worst_of(outcomes)
+    longest = "" if math.isnan(worst.steps_out.value) else ", the longest out of equilibrium"
     findings = [f"{finding.subject}: {finding.evidence}. {finding.remedy}" for finding in forecast.findings]
     return card(
-        f"{title}; shown: {worst}, the longest out of equilibrium",
-        picture=_picture(forecast, worst),
+        f"{title}; shown: {worst.layer}{longest}",
+        picture=_picture(forecast, worst.layer),
         headings=_HEADINGS,
         rows=[_row(outcome) for outcome in outcomes],
         notes=[*findings, *refused],
@@ -288,5 +289,5 @@ def _row(outcome: LayerOutcome) -> list[str]:
         "" if outcome.final_ratio is None else f"{outcome.final_ratio:.2f}",
         f"{outcome.final_norm.value:.3g}",
         f"{outcome.integrated_angle.value:.3g}",
-        f"{outcome.steps_out.value:,.0f}",
+        _time(outcome.steps_out.value),
     ]
