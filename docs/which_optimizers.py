@@ -88,10 +88,11 @@ def page() -> str:
         f"{every['configurations']:.0f} configurations, {every['answered']:.0f} of them with an answer "
         "that was checked against a walk of the optimizer itself over many time constants. Worst error of the angle "
         f"{every['angle, worst']}, of the norm {every['norm, worst']}; {every['outside the target']:.0f} outside "
-        f"2 % and 4 %. Of the {held_out['configurations']:.0f} that were held out, {held_out['answered']:.0f} were "
-        f"answered, {held_out['outside the target']:.0f} outside: SWATS, which turns from Adam into "
-        "SGD after more steps than the experiment takes. Since then an optimizer whose step assigns a word among its "
-        "settings gets no answer. All numbers: [benchmarks/identification.md](../benchmarks/identification.md).",
+        f"2 % and 4 %. Of the {held_out['configurations']:.0f} that were held out, {held_out['answered']:.0f} are "
+        f"answered, {held_out['outside the target']:.0f} outside. In their first run one was: SWATS, which turns from "
+        "Adam into SGD after more steps than the experiment takes. Since then an optimizer whose step assigns a word "
+        "among its settings gets no answer. All numbers: "
+        "[benchmarks/identification.md](../benchmarks/identification.md).",
         "",
         fresh_sentence(),
         "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -485,6 +485,33 @@ def test_tensors_of_one_group_with_different_words_have_no_common_law():
     optimizer = Flagged(1e-3, 0.1, [first, second])
     optimizer.state[second]["use_muon"] = False
     assert law(optimizer).reason == "no law for Flagged: the tensors of one parameter group follow different rules"
+
+
+@dataclass(slots=True)
+class Precision:
+    """Settings in an object of their own, as Dion's."""
+
+    momentum: torch.dtype | None = None
+
+
+class Worded(Ball):
+    """The rule of a tensor is a word in its state, as in the reference Muon of Dion's authors."""
+
+    def __init__(self, params, **settings):
+        super().__init__(params, **settings)
+        self.precision = Precision()
+        for group in self.param_groups:
+            for param in group["params"]:
+                self.state[param]["algorithm"] = "ball"
+
+    def move(self, param, group, state):
+        assert state["algorithm"] == "ball" and self.precision.momentum is None
+        super().move(param, group, state)
+
+
+def test_words_in_the_state_and_settings_in_a_dataclass_are_copied():
+    optimizer = Worded(mixed(), lr=0.1, weight_decay=0.01, momentum=0.9, decoupled=False)
+    assert law(optimizer).rule == SGD(0.1, 0.01, momentum=0.9)
 
 
 def test_schedules_of_every_setting_keep_the_law_without_another_trial(monkeypatch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import enum
 import io
 import math
@@ -105,9 +106,9 @@ def copy_of(optimizer: Any, group: Group, params: Sequence[Any]) -> Any:
     return double
 
 
-def _common_flags(optimizer: Any, group: Group) -> dict[str, bool]:
+def _common_flags(optimizer: Any, group: Group) -> dict[str, bool | str]:
     states = [optimizer.state[param] for param in group.get("params", ()) if param in optimizer.state]
-    flags = [{key: value for key, value in state.items() if isinstance(value, bool)} for state in states]
+    flags = [{key: value for key, value in state.items() if isinstance(value, bool | str)} for state in states]
     if any(other != flags[0] for other in flags):
         raise CannotCopyError("the tensors of one parameter group follow different rules")
     return flags[0] if flags else {}
@@ -125,6 +126,8 @@ def _is_plain(value: Any, torch: Any) -> bool:
         return all(_is_plain(item, torch) for item in value)
     if isinstance(value, Mapping):
         return all(_is_plain(item, torch) for item in value.values())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return all(_is_plain(getattr(value, field.name), torch) for field in dataclasses.fields(value))
     if isinstance(value, torch.Tensor):
         return bool(value.numel() == 1 and value.device.type == "cpu" and not value.requires_grad)
     plain = (bool, int, float, complex, str, enum.Enum, np.generic, torch.dtype, torch.device)
