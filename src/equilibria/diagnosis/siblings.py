@@ -36,6 +36,7 @@ _NUMBER = re.compile(r"(?:^|(?<=[._]))\d+(?=\.)")
 _PLACE = re.compile(r"(?:^|(?<=[._]))\d+(?:\.\d+)*\.[^.]*$")  # numbers right before the last word
 _NESTED = re.compile(r"\.(?:\w*(?:block|layer)s?\.)?")  # between the numbers of a stage and of a block in it
 _SHORT = re.compile(r"[^.]*[^.\d][^.]*(?:\.\d+)*$")
+_PLACE_IN_BLOCK = re.compile(r"(?<=\d)\.\d+$")
 _EXPERTS = re.compile(r"experts\.$")
 _ROW = re.compile(r"\[\d+\]$")
 
@@ -103,6 +104,18 @@ def block_of(name: str) -> str | None:
             break
         end = next_end
     return name[:end]
+
+
+def blocks_of(kinds: Sequence[Siblings]) -> dict[str, str]:
+    """The block of every member, by name.
+
+    Where each kind has one place in the blocks, as attention in ``layers.*.0`` and the MLP in ``layers.*.1``, the place
+    is no block of its own.
+    """
+    blocks = {member.name: block_of(member.name) or "" for kind in kinds for member in kind.members}
+    around = {name: _PLACE_IN_BLOCK.sub("", block) for name, block in blocks.items()}
+    own = all(len({around[member.name] for member in kind.members}) == len(kind.members) for kind in kinds)
+    return around if own else blocks
 
 
 def _block_numbers(name: str) -> list[tuple[int, int]]:

@@ -76,6 +76,15 @@ def test_nested_blocks_are_all_counted():
     assert run_headline(layers).startswith("All 24 blocks turn alike, ")
 
 
+def test_places_in_a_block_are_no_blocks_but_blocks_in_a_stage_are():
+    """lucidrains' ViT: attention in layers.*.0, the MLP in layers.*.1; a Swin has several blocks in a stage."""
+    vit = [f"layers.{block}.{place}" for block in range(4) for place in ("0.to_qkv", "0.to_out", "1.up", "1.down")]
+    swin = [f"features.{stage}.{block}.{kind}" for stage in (1, 3) for block in (0, 1) for kind in ("a", "b", "c", "d")]
+    for names, count in ((vit, 4), (swin, 4)):
+        layers = [dataclasses.replace(LAYER, name=f"{name}.weight", angle=0.01) for name in names]
+        assert run_headline(layers).startswith(f"All {count} blocks turn alike, ")
+
+
 def test_a_single_layer_that_is_unlike_its_siblings_is_named():
     layers = transformer()
     odd = "transformer.h.5.mlp.c_fc.weight"

@@ -10,6 +10,7 @@ from equilibria.diagnosis.siblings import (
     LEAST_SIBLINGS,
     Siblings,
     block_of,
+    blocks_of,
     is_plain_sequence,
     is_row_kind,
     kind_of,
@@ -34,8 +35,9 @@ _CAPTION = (
 def block_section(layers: Sequence[LayerSummary]) -> str:
     """The section of a report; "" for a network with fewer than three blocks of one kind."""
     kinds = [kind for kind in siblings(layers) if len(kind.members) >= LEAST_SIBLINGS and _is_across_blocks(kind)]
-    blocks = list(dict.fromkeys(block_of(member.name) or "" for kind in kinds for member in kind.members))
-    places = {block: place for place, block in enumerate(blocks)}
+    own = blocks_of(kinds)
+    numbers = {block: number for number, block in enumerate(dict.fromkeys(own.values()))}
+    places = {name: numbers[block] for name, block in own.items()}
     pictures = [
         svg_chart(_lines(kinds, places, field), x="block", y=words, log=log, width=NARROW)
         for field, words, log in _PICTURES
@@ -64,7 +66,7 @@ def _lines(kinds: Sequence[Siblings], places: dict[str, int], field: str) -> lis
     return [
         Line(
             kind.kind.rpartition("*.")[2].removesuffix(".weight"),
-            [places[block_of(member.name) or ""] for member in kind.members],
+            [places[member.name] for member in kind.members],
             [math.nan if (value := getattr(member, field)) is None else value for member in kind.members],
             f"var(--c{number % _COLOURS})",
             marked=True,

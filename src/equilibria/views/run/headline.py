@@ -16,6 +16,7 @@ from equilibria.diagnosis.siblings import (
     UNLIKE,
     Siblings,
     block_of,
+    blocks_of,
     far_from_median,
     folded,
     short_names,
@@ -189,12 +190,12 @@ def _blocks(layers: Sequence[LayerSummary]) -> str:
     if len(layers) <= FEW_LAYERS:
         return ""
     kinds = [kind for kind in folded(layers) if len(kind.members) > 1 and block_of(kind.members[0].name)]
-    factors = defaultdict(list)
+    own, factors = blocks_of(kinds), defaultdict(list)
     for kind in kinds:
         middle = median(kind.values("angle"))
         for member in kind.members:
             if middle > 0 and member.angle is not None:
-                factors[block_of(member.name) or ""].append(member.angle / middle)
+                factors[own[member.name]].append(member.angle / middle)
     blocks = {block: median(values) for block, values in factors.items()}
     if len(blocks) < LEAST_SIBLINGS:
         return ""
@@ -212,7 +213,7 @@ def _blocks(layers: Sequence[LayerSummary]) -> str:
     names = {layer.name for layer in members}
     rest = _others([layer for layer in layers if layer.name not in names])
     which = _unlike_blocks({block: factors[block] for block in unlike}, blocks, alike=alike)
-    single = _unlike_layers(kinds, unlike)
+    single = _unlike_layers(kinds, {name for name, block in own.items() if block in unlike})
     return "; ".join(filter(None, [first, which, single, rest]))
 
 
@@ -247,13 +248,10 @@ def _unlike_blocks(unlike: dict[str, list[float]], blocks: dict[str, float], *, 
     return f"{names[fastest]} is the fastest, {names[slowest]} the slowest"
 
 
-def _unlike_layers(kinds: Sequence[Siblings], blocks: Collection[str]) -> str:
-    """Single layers that are unlike their siblings, without those of the blocks that are named anyway."""
+def _unlike_layers(kinds: Sequence[Siblings], named: Collection[str]) -> str:
+    """Single layers that are unlike their siblings, without those whose blocks are named anyway."""
     unlike = [
-        f"{name} {factor:.2g}x"
-        for kind in kinds
-        for name, factor in kind.unlike("angle").items()
-        if block_of(name) not in blocks
+        f"{name} {factor:.2g}x" for kind in kinds for name, factor in kind.unlike("angle").items() if name not in named
     ]
     return f"unlike {'its' if len(unlike) == 1 else 'their'} siblings: {joined(unlike, most=2)}" if unlike else ""
 

@@ -243,7 +243,7 @@ def _window(layers: Sequence[LayerSummary]) -> str:
     few, many, first, last = min(counts), max(counts), min(firsts), max(lasts)
     samples = counted(many, "sample") if few == many else f"{few:,} to {counted(many, 'sample')}"
     steps = f"step {last:,}" if first == last else f"steps {first:,} to {last:,}"
-    own = "" if len(windows) == 1 else ", of each layer its own last ones at about the same settings"
+    own = "" if len(windows) == 1 else ", of each layer its own last ones"
     later = [layer.last_lr for layer in layers if layer.last_lr is not None and layer.last_lr < (layer.lr or 0.0)]
     tail = f"; the tail of the schedule, down to lr {three_digits(min(later))}, is left out" if later else ""
     return f"root mean square of {samples}, {steps}{own}{tail}"
