@@ -93,8 +93,8 @@ def run_headline(layers: Sequence[LayerSummary]) -> str:
     moving = [layer for layer in layers if layer.angle is not None]
     if not moving:
         return "No angle was measured in any sampled step"
-    turning = _blocks(moving)
-    if any(has_verdict(layer) and not layer.few for layer in layers):
+    turning, verdicts = _blocks(moving), [as_predicted(layer) for layer in layers if has_verdict(layer)]
+    if verdicts and 2 * verdicts.count(None) <= len(verdicts):
         return turning or _verdict(layers)
     turning = turning or f"{_the(len(moving))} {_turn(moving)}"
     return "; ".join(filter(None, [turning, _norms_changed(moving)]))
