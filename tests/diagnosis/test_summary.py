@@ -263,6 +263,8 @@ def test_the_tail_is_a_share_of_the_steps_however_few_of_them_were_sampled():
     rare = table.filter(pc.is_in(table["step"], pa.array(sampled)))
     for layer in summarise(rare, metadata=clean().metadata):
         assert (layer.last_step, layer.samples, layer.last_lr) == (490, 20, pytest.approx(0.03))
+        assert layer.lr_runs_out and layer.steps_to_settle is None
+        assert layer.sentence.endswith("; it was settled there.")
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,7 @@ def test_the_tail_is_a_share_of_the_steps_however_few_of_them_were_sampled():
 def test_a_staircase_has_no_jumps_and_disturbs_nothing(lr, jumps):
     table = clean().samples.slice(0, 900)
     values = [0.1 * lr(step // 10) for step in table["step"].to_numpy()]
-    table = edited(table, lr=values, state=["disturbed"] * len(values))
+    table = edited(table, lr=values, state=["settled"] * 300 + ["disturbed"] * (len(values) - 300))
     run = sampled_run(table, metadata=clean().metadata)
     assert (run.taken.last_jump > run.taken.first[:-1]).all() == jumps
     assert {layer.state for layer in summarise_run(run)} == {"disturbed" if jumps else "settling"}

@@ -63,7 +63,7 @@ class LayerSummary:
             their predictions; momentum correlates successive angles.
         mean_cosine: of weight and gradient, with its sign, over all samples of the run.
         lr_runs_out: whether lr falls over the last samples, so fast that its pace would end at 0 before the layer could
-            settle: then a time to settle at the present lr means nothing.
+            settle, or has fallen since the window: then a time to settle at the present lr means nothing.
         shape: of the parameter, None if the metadata do not know it.
         recorded_from: step of the first sample of the run.
         first_norm: ||w|| at that sample.
@@ -290,7 +290,7 @@ def _clauses(layer: LayerSummary) -> list[str]:
         undecided = layer.invariant is None and layer.mean_cosine is not None
         why = "whether it is scale-invariant is undecided, " if undecided else ""
         return [f"{why}{_why_no_gain(layer)}"]
-    predicts = f"{layer.settings} predicts {layer.angle_predicted:.3g}"
+    predicts, is_now = f"{layer.settings} predicts {layer.angle_predicted:.3g}", layer.last_lr == layer.lr
     if layer.by_gain:
         predicts = f"its measured gain {gain_text(layer)} predicts {layer.angle_predicted:.3g}"
     elif layer.invariant is None:
@@ -304,8 +304,8 @@ def _clauses(layer: LayerSummary) -> list[str]:
         unknown = "its gain is not known to be positive: no equilibrium is stated"
         return [predicts, unknown if layer.by_gain else "with these settings there is no equilibrium"]
     if layer.state == SETTLED:
-        return [predicts, "it is settled"]
-    when = "now" if layer.last_lr == layer.lr else "there"
+        return [predicts, "it is settled" if is_now else "it was settled there"]
+    when = "now" if is_now else "there"
     return [f"{predicts} {when} and {layer.angle_equilibrium:.3g} in equilibrium", _distance(layer)]
 
 

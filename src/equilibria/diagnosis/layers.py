@@ -221,7 +221,7 @@ def layers_of(run: SampledRun, summaries: Sequence[LayerSummary]) -> list[Layer]
         _or_none(_correlations(late)),
         _or_none(_radials(late, run)),
         (taken.sums(outside) / np.maximum(taken.counts, 1)).tolist(),
-        [{one["name"]: one["promise"] for one in controllers}] * len(taken.names),
+        [{one["name"]: one.get("promise") for one in controllers}] * len(taken.names),
         [any("delivered" in controller for controller in controllers)] * len(taken.names),
         strict=True,
     )

@@ -112,7 +112,7 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     over_run = _rms(taken, taken.columns["angle"]).astype(np.float32)  # the last digits depend on the other layers
     table |= {"first_norm": _first(taken, "norm"), "angle_over_run": over_run.astype(np.float64)}
     invariant = run.invariant
-    runs_out = _lr_runs_out(taken, taken.last("steps_to_settle"))
+    runs_out = _lr_runs_out(taken, taken.last("steps_to_settle")) | (taken.last("lr") < recent.last("lr"))
     for name in ("steps_to_settle", "epochs_to_settle"):
         table[name][runs_out] = np.nan
     for name in _OF_A_LAW:  # the window may hold predictions from before that was known
@@ -186,11 +186,12 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
 
 
 def _states(taken: Series, recent: Series) -> Array:
-    """The last state of each parameter, -1 without any; no staircase of lr disturbs."""
+    """The last state of each parameter, -1 without any; disturbed only by a jump that found it settled."""
     state = recent.last("state")
+    earlier = np.arange(taken.first[-1]) < np.repeat(taken.last_jump, taken.counts)
+    settled = taken.sums(np.where(earlier, taken.columns["state"] == STATES.index(SETTLED), 0.0)) > 0
     outside = taken.sums((taken.columns["note"] == NOTES.index(CHANGED_OUTSIDE)).astype(np.float64)) > 0
-    steady = (taken.last_jump == taken.first[:-1]) & ~outside
-    return np.where(steady & (state == STATES.index(DISTURBED)), STATES.index(SETTLING), state)
+    return np.where(~settled & ~outside & (state == STATES.index(DISTURBED)), STATES.index(SETTLING), state)
 
 
 def _without_doubtful_time(layer: LayerSummary) -> LayerSummary:
