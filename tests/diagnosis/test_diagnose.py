@@ -75,6 +75,10 @@ PLANTED = {
         ADAMW, 4000, {"correlation": 0.3}, "note", "transient.evolve",
         "norm of all 3 .* while the angle is within.*correlated",
     ),
+    "few entries have nearly all of the gradient, adam": (
+        ADAMW, 4000, {"dominated": 0.3, "invariant": True}, "note", "transient.evolve",
+        "faster than predicted.*Adam-scaled gradient pulls inward by .* entries have gradients of very unequal size",
+    ),
     "L grows": (
         HEAVY_BALL, 1500, {"unit_grad_sq": lambda step: math.exp(0.5 * step / TIME_CONSTANT)},
         "note", "settling.tracking_lag", r"drifts.*grows by 6\d %.*holds its angle at 1\.2 .*turns at 1\.2 ",

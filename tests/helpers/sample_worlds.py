@@ -9,6 +9,7 @@ of `world` plant defects.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -92,6 +93,7 @@ def world(
     every: int = 1,
     correlation: float = 0.0,
     radial: float = 0.0,
+    dominated: float = 1.0,
     dtype: str = "float32",
     kept_as: Callable[[np.ndarray], np.ndarray] = same,
     not_finite: Sequence[int] = (),
@@ -115,6 +117,7 @@ def world(
         every: sample each so many steps.
         correlation: of successive gradients (AR(1)).
         radial: part of the gradient along the weight, as a share of the weight decay.
+        dominated: share of the entries that get nearly all of the gradient.
         dtype: what the metadata say.
         kept_as: how a weight is rounded after each step.
         not_finite: steps whose gradient is not finite, and which are not taken.
@@ -131,6 +134,7 @@ def world(
     w = rng.standard_normal((len(layers), dim))
     w = kept_as(w * (norm / np.linalg.norm(w, axis=1, keepdims=True)))
     optimizer, noise = Optimizer(rule, w.shape), rng.standard_normal(w.shape)
+    sizes = np.where(np.arange(dim) < dominated * dim, 1 / math.sqrt(dominated), 1e-4)
     out = {name: np.full((steps, len(layers)), np.nan) for name in NUMBERS}
     notes = np.full((steps, len(layers)), None, dtype=object)
     wd = rule.weight_decay / scale**2
@@ -140,7 +144,7 @@ def world(
             w, notes[step] = w * changed_outside[step], CHANGED_OUTSIDE
             optimizer.buffer = optimizer.buffer / (changed_outside[step] if buffer_too else 1.0)
         size = np.linalg.norm(w, axis=1, keepdims=True)
-        tangent = noise - w * (np.sum(noise * w, axis=1, keepdims=True) / size**2)
+        tangent = sizes * noise - w * (np.sum(sizes * noise * w, axis=1, keepdims=True) / size**2)
         g = tangent * np.sqrt(unit_grad_sq(step) / (dim - 1)) / size
         per_entry = np.sqrt(unit_grad_sq(step) / dim) / size if isinstance(rule, AdamW) else 1.0  # what Adam divides by
         g = g + radial * wd * w * per_entry

@@ -119,6 +119,26 @@ def test_turning_depends_on_the_angle_alone(scale, angle, length):
     assert measured[0] == pytest.approx(-math.log(math.cos(angle)), rel=1e-6, abs=1e-15 * max(scale, 1 / scale) ** 2)
 
 
+@pytest.mark.parametrize("large", [0.0, 2.0])
+def test_a_few_large_entries_of_a_large_tensor_count_whether_they_are_read_or_not(large):
+    torch.manual_seed(0)
+    net = torch.nn.Linear(200, 200, bias=False)
+    with torch.no_grad():
+        net.weight[0, :40] = large  # most of the norm; 1,024 coordinates hold one of them on average
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.002)
+    kept = []
+    with Monitor(net, optimizer, every=2) as monitor:
+        for _ in range(97):
+            net.weight.grad = torch.randn(200, 200)
+            kept.append(net.weight.detach().double().clone())
+            optimizer.step()
+        rows = [row for row in monitor.diffusion().to_pylist() if row["distance"] == 16]
+    measured = np.mean([row["turned"] for row in rows])
+    expected = np.mean([turned(kept[row["step"]], kept[row["step"] + 16]) for row in rows])
+    # Gaussian moves at 1,024 coordinates: sqrt(2/1024) = 4.4 % for a pair, 2.2 % for four; four standard errors
+    assert len(rows) == 4 and measured == pytest.approx(expected, rel=0.09)
+
+
 def test_from_a_right_angle_on_there_is_no_number():
     products = Sent(np.array([[1.0, 1.0, np.nan], [-1.0, -1.5, 0.0], [2.0, 4.0, 1.0]]).T)
     log = DiffusionLog()

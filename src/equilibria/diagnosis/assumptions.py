@@ -104,9 +104,14 @@ def _suspect(layer: Layer) -> str:
         return (
             f"its updates are {length:.2g} times as long as those of independent gradients: successive gradients {how}"
         )
+    if (pull := _scaled_pull(layer)) is not None:
+        return (
+            f"its Adam-scaled gradient pulls {'inward' if pull > 0 else 'outward'} by {percent(abs(pull))} of the weight "
+            "decay, as where entries have gradients of very unequal size"
+        )
     if isinstance(layer.rule, AdamW | AdamL2) and _norm_error(layer) > ACCURACY:
         if (layer.summary.norm_vs_predicted or 1.0) > 1:
-            return "successive gradients are correlated, or entries have gradients of very unequal size"
+            return "successive gradients are correlated"
         return "gradients are sparse, or the second moment averages over few steps (beta2)"
     broken = failing(layer)
     if broken:
@@ -128,13 +133,22 @@ def _update_length(layer: Layer) -> float | None:
     return length if math.log(length) / math.log(ratio) > _EXPLAINS else None
 
 
+def _scaled_pull(layer: Layer) -> float | None:
+    """The pull of Adam's scaled gradient on the norm over that of the weight decay, where it moves the angle that way."""
+    budget, faster = layer.summary.budget, (layer.summary.angle_vs_predicted or 1.0) - 1
+    if not isinstance(layer.rule, AdamW | AdamL2) or budget is None or not budget.decay < 0 or abs(faster) <= ACCURACY:
+        return None
+    pull = budget.pull / budget.decay
+    return pull if pull * faster > 0 else None
+
+
 def failing(layer: Layer) -> tuple[str, ...]:
     """The assumptions of the laws that the samples of a layer contradict, in the words of reports and forecasts."""
     return (
         *(("successive gradients are correlated",) if layer.correlation is not None else ()),
         *(("its gradient drifts",) if layer.drift is not None else ()),
         *((VARIES,) if layer.variation is not None else ()),
-        *(("its gradient has a component along the weight",) if layer.radial is not None else ()),
+        *(("its gradient has a component along the weight",) if layer.is_radial else ()),
         *(("the type of the weight rounds its steps away",) if layer.rounding is not None else ()),
     )
 
@@ -319,7 +333,7 @@ def _against_prediction(layer: Layer) -> str:
 def radial_gradient(layers: Sequence[Layer]) -> Iterator[Finding]:
     """Gradients with a component along the weight that adds to weight decay, or works against it."""
     predictable = _predictable(layers)
-    affected = [layer for layer in predictable if layer.radial is not None]
+    affected = [layer for layer in predictable if layer.is_radial]
     if not affected:
         return
     worst = max(affected, key=lambda layer: abs(layer.radial or 0.0))

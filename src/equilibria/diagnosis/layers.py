@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from equilibria.diagnosis.gradient_size import FEWEST, late_from, late_rows, size_variation, varies_widely
-from equilibria.diagnosis.layer_summary import LayerSummary
+from equilibria.diagnosis.layer_summary import ACCURACY, LayerSummary
 from equilibria.diagnosis.metadata import rule_from_metadata
 from equilibria.diagnosis.run import SampledRun
 from equilibria.diagnosis.series import SETTINGS, Array, Series, effective_count
@@ -176,9 +176,18 @@ class Layer:
         return self.remaining < _VANISHED and (self.summary.norm_vs_equilibrium or 1.0) > _LEFT_BEHIND
 
     @property
+    def is_radial(self) -> bool:
+        """Whether its gradient has a component along the weight, and does not turn it the other way.
+
+        What Adam makes of such a gradient may pull to the other side.
+        """
+        faster = (self.summary.angle_vs_predicted or 1.0) - 1
+        return self.radial is not None and (self.radial * faster >= 0 or abs(faster) <= ACCURACY)
+
+    @property
     def explained(self) -> bool:
         """Whether a broken assumption explains why the angle is not the predicted one."""
-        if self.rounding is not None or self.radial is not None or self.vanishing:
+        if self.rounding is not None or self.is_radial or self.vanishing:
             return True
         # Heavy ball's prediction is driven by h~ and holds for correlated gradients too; Nesterov's does not quite.
         return self.correlation is not None and getattr(self.rule, "nesterov", False)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -62,6 +62,7 @@ class LayerNoise:
         turning: by distance n, D(n)/D(1) over that of independent gradients under the same rule, which is n for plain
             SGD and more with momentum; of the pairs in the window, none under a rule without a law, without the
             distances that too few of them cover.
+        turning_error: by distance, the standard error of ``turning``, from the scatter between pairs; NaN without two.
         turning_doubt: why distances from 16 on are missing from it; "" if none is.
         update_gain: kappa, AdamW's squared update over that of independent gradients, (1+b1)/(1-b1) mean((m/sqrt v)^2):
             the equilibrium norm grows by its root. None for other rules.
@@ -79,6 +80,7 @@ class LayerNoise:
     doubt: str = "no samples"
     curvature_doubt: str = "no samples"
     turning: Mapping[int, float] | None = None
+    turning_error: Mapping[int, float] | None = None
     turning_doubt: str = ""
     update_gain: float | None = None
 
@@ -395,9 +397,11 @@ def _curvature_doubts(curvature: tuple[float | None, float | None]) -> Iterator[
 
 # ---- turning over many steps
 
+_SureTurning: TypeAlias = tuple[dict[int, float], dict[int, float], str]
 
-def _turning(run: SampledRun, diffusion: pa.Table | None, late: Series) -> list[tuple[dict[int, float], str]]:
-    """For every layer D(n)/D(1) over that of independent gradients, by n, and why distances are left out.
+
+def _turning(run: SampledRun, diffusion: pa.Table | None, late: Series) -> list[_SureTurning]:
+    """For every layer D(n)/D(1) over that of independent gradients, by n, its errors, and why distances are left out.
 
     D(1) comes from all samples of the window.
     """
@@ -408,26 +412,24 @@ def _turning(run: SampledRun, diffusion: pa.Table | None, late: Series) -> list[
     with np.errstate(all="ignore"):
         one_step = late.mean(-np.log(np.cos(late.columns["angle"])))
     return [
-        _sure_turning(late.of(place), turning, one, rule) if late.counts[place] else ({}, "")
+        _sure_turning(late.of(place), turning, one, rule) if late.counts[place] else ({}, {}, "")
         for place, (turning, one, rule) in enumerate(zip(measured, one_step.tolist(), run.rules, strict=True))
     ]
 
 
-def _sure_turning(
-    samples: Mapping[str, Array], turning: Turning, one_step: float, rule: Rule | None
-) -> tuple[dict[int, float], str]:
+def _sure_turning(samples: Mapping[str, Array], turning: Turning, one_step: float, rule: Rule | None) -> _SureTurning:
     """The distances at which some pairs stand for the whole window, and the largest error of the others.
 
     Where steps pull back, D(n) holds the latest D(n)/D(1) of the n steps; the effect of the earlier ones is undone. If
     16 steps vary too much, so do more: where rare long steps make most of D(16), they make much of D(1024).
     """
     if rule is None or not one_step > 0 or not len(turning.distance):
-        return {}, ""
+        return {}, {}, ""
     distances, pairs = turning.distance.astype(np.int64), turning.pairs.astype(np.int64)
     try:
         independent = independent_turning(rule, int(distances[-1]))[distances - 1]
     except EquilibriaError:  # a measured law, or settings without an equilibrium
-        return {}, ""
+        return {}, {}, ""
     ratios = turning.turned / (distances * one_step)
     known = np.isfinite(ratios) & (ratios > 0)
     effective = np.clip(np.where(known, distances * ratios, 1), 1, distances)
@@ -441,16 +443,23 @@ def _sure_turning(
     errors[distances > _SHORT] = np.maximum(errors[distances > _SHORT], errors[short].max(initial=0.0))
     sure = known & (errors <= _SURE_TURNING)
     over = ratios / independent
-    values = {int(n): float(value) for n, value in zip(distances[sure], over[sure], strict=True)}
+    values, scatter = (
+        dict(zip(distances[sure].tolist(), numbers[sure].tolist(), strict=True))
+        for numbers in (over, over * turning.error)
+    )
     left_out = np.flatnonzero(known & ~sure & (distances >= _SHORT))
     if not len(left_out):
-        return values, ""
+        return values, scatter, ""
     if not np.isfinite(errors[left_out]).all():
-        return values, f"{len(samples['step'])} samples do not show how much the angle varies"
+        return values, scatter, f"{len(samples['step'])} samples do not show how much the angle varies"
     worst = left_out[np.argmax(errors[left_out])]
-    return values, (
-        f"the angle varies so much from step to step that {pairs[worst]} comparisons over {distances[worst]:,} "
-        f"steps give D(n) with a standard error of {percent(errors[worst])}"
+    return (
+        values,
+        scatter,
+        (
+            f"the angle varies so much from step to step that {pairs[worst]} comparisons over {distances[worst]:,} "
+            f"steps give D(n) with a standard error of {percent(errors[worst])}"
+        ),
     )
 
 

@@ -453,7 +453,7 @@ class Monitor:
                 self._try_sink(sink, lambda sink=sink, columns=columns: sink.append(columns))  # type: ignore[misc]
         for hooks, builder in zip(self._hooks, self._builders, strict=True):
             for comparison in hooks.memory.take_comparisons(wait=wait):
-                self.diffusion_log.add(comparison, builder.names)
+                self.diffusion_log.add(comparison, builder.names, builder.steady_norms)
 
     def _try_sink(self, sink: Sink, work: Callable[[], None]) -> None:
         try:

@@ -40,6 +40,7 @@ Flags = NDArray[np.bool_]
 
 _MOVED_BETWEEN = 1e-5  # relative change of the norm between two steps that rounding cannot explain
 _FURTHER = 5  # times the length of the sampled steps, which the steps between them do not reach on average
+_STEADY = 0.1  # relative change of the norm from sample to sample, up to which it holds in between
 _ULPS = 8  # relative update in units of the type's eps above which rounding changes its square by less than 0.1 %
 _ABOUT_GRADIENT = ("grad_norm", "cosine", "unit_grad_sq")
 _NUMBERS = ("angle", "norm", "angle_equilibrium", "norm_equilibrium", "steps_to_settle")  # that both laws predict
@@ -68,6 +69,10 @@ class SampleBuilder:
     Args:
         watched: the tensors of the readings.
         steps_per_epoch: converts steps to settle into epochs; None leaves that column empty.
+
+    Attributes:
+        names: of all units.
+        steady_norms: their norms after the last sampled step; NaN where the sample before had another one.
     """
 
     def __init__(self, watched: Sequence[Watched], *, steps_per_epoch: int | None) -> None:
@@ -99,6 +104,7 @@ class SampleBuilder:
         }
         self._labels = StateLabels(len(self.names))
         self._norm_after = np.full(len(self.names), np.nan)
+        self.steady_norms = self._norm_after
         self._speed = np.full(len(self.names), np.nan)  # length of the last sampled step per unit of learning rate
         # Weights whose change from outside showed only in their norm, when Adam's memory of them was not read: they
         # have no prediction until a later reading includes it.
@@ -133,7 +139,9 @@ class SampleBuilder:
             columns |= _nullable({"update_intended": self._intended(reading)})
             growth = np.zeros_like(lr) if skipped else measured.growth
             columns |= _nullable({"growth": growth, **self._measured_gains(turned)})
-            self._norm_after = measured.norm if skipped else np.sqrt(measured.norm_sq_after)
+            norm_after = measured.norm if skipped else np.sqrt(measured.norm_sq_after)
+            self.steady_norms = np.where(abs(norm_after / self._norm_after - 1) <= _STEADY, norm_after, np.nan)
+            self._norm_after = norm_after
             self._speed = measured.moved / lr
         columns["step"] = np.full(len(self.names), reading.step, dtype=np.int64)
         columns["param"] = self.names

@@ -2,7 +2,8 @@
 
 A whole tensor is represented by 1,024 coordinates drawn once at random, seeded by its name, or by all of them if it has
 no more. Of a tensor that is watched row by row the same columns are read in every row, at least 64. Numbers formed from
-k of d coordinates scatter by about sqrt(2/k) around those of the whole tensor: 4 % at 1,024.
+k of d coordinates scatter by about sqrt(2/k) around those of the whole tensor, 4 % at 1,024, if its entries are alike;
+where few of them hold most of a sum, by far more.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ def _marked(number: str, doubt: str) -> str:
 
 
 def _turning(layer: LayerNoise, distance: int) -> str:
-    value = (layer.turning or {}).get(distance)
-    return _NOTHING if value is None else f"{value:.2f}"
+    value, error = ((numbers or {}).get(distance, math.nan) for numbers in (layer.turning, layer.turning_error))
+    return _NOTHING if math.isnan(value) else f"{value:.2f}" + ("" if math.isnan(error) else f" ± {error:.2f}")
 
 
 def _notes(noise: GradientNoise) -> list[str]:
