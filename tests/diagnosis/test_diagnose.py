@@ -622,7 +622,7 @@ def test_layers_that_were_not_settled_before_a_drop_are_counted_beside_those_it_
     assert "; 2 more are out of equilibrium, too, and were not settled before the change" in finding.evidence
 
 
-@pytest.mark.parametrize("controllers", [[], [{"name": "AngularSchedule", "optimizer": 0, "delivered": []}]])
+@pytest.mark.parametrize("controllers", [[], [{"name": "AngularSchedule", "promise": "", "delivered": []}]])
 def test_a_jump_that_an_angular_schedule_makes_disturbs_nothing(controllers):
     run = world(HEAVY_BALL, 1600, lr=lambda step: HEAVY_BALL.lr / (30 if step >= 1500 else 1))
     findings = diagnose(run.samples, metadata={**run.metadata, "controllers": controllers})

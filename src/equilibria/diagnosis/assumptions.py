@@ -106,8 +106,8 @@ def _suspect(layer: Layer) -> str:
         )
     if (pull := _scaled_pull(layer)) is not None:
         return (
-            f"its Adam-scaled gradient pulls {'inward' if pull > 0 else 'outward'} by {percent(abs(pull))} of the weight "
-            "decay, as where entries have gradients of very unequal size"
+            f"its Adam-scaled gradient pulls {'inward' if pull > 0 else 'outward'} by {percent(abs(pull))} of the "
+            "weight decay, as where entries have gradients of very unequal size"
         )
     if isinstance(layer.rule, AdamW | AdamL2) and _norm_error(layer) > ACCURACY:
         if (layer.summary.norm_vs_predicted or 1.0) > 1:
@@ -134,7 +134,7 @@ def _update_length(layer: Layer) -> float | None:
 
 
 def _scaled_pull(layer: Layer) -> float | None:
-    """The pull of Adam's scaled gradient on the norm over that of the weight decay, where it moves the angle that way."""
+    """The pull of Adam's scaled gradient over that of the weight decay, where it moves the angle that way."""
     budget, faster = layer.summary.budget, (layer.summary.angle_vs_predicted or 1.0) - 1
     if not isinstance(layer.rule, AdamW | AdamL2) or budget is None or not budget.decay < 0 or abs(faster) <= ACCURACY:
         return None
