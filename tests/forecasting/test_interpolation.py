@@ -95,6 +95,20 @@ def test_a_twentieth_of_its_start_is_the_boundary(left, expected):
     assert bool(near_interpolation((np.arange(100.0), values))) == expected
 
 
+def test_a_burst_does_not_hide_that_a_training_set_was_fitted():
+    steps, values = np.arange(100.0), np.repeat([2.0, 1.5, 0.09, 0.04, 0.5], 20)
+    assert "loss was 0.04 over steps 70-79, 2 % of its median 2 over steps 0-6" in near_interpolation((steps, values))
+    assert not near_interpolation((steps, np.maximum(values, 0.11)))
+
+
+def test_a_start_after_the_record_is_refused():
+    run = bursty(left=0.5)
+    last = int(run.samples()["step"].to_numpy().max())
+    assert forecast(run, schedule=DROP, steps=last + 50, start=last + 1).first == last + 1
+    with pytest.raises(EquilibriaError, match=f"got start=5,000 for a run whose last sample is of step {last}"):
+        forecast(run, schedule=DROP, steps=9000, start=5000)
+
+
 @pytest.mark.parametrize("steps", [70, 2_000, 20_000])
 def test_the_start_of_the_loss_is_that_of_its_first_values_however_long_the_record(steps):
     """A network that learns within 300 steps has done so within the first tenth of a long record."""

@@ -66,10 +66,11 @@ def varies_widely(values: Array) -> NDArray[np.bool_]:
 
 
 def near_interpolation(loss: tuple[Array, Array] | None) -> str:
-    """That the logged training loss is small against its start, in words; "" if it is not, or is unknown.
+    """That the logged training loss is small against its start, or was before a burst, in words; "" if not, or unknown.
 
-    Its start is the median of the first seven values, or of the first tenth of a shorter record. The first values of a
-    badly scaled network are no measure; a network may learn most within a tenth of a long record.
+    Of the tenths of the values the latest that is small counts: one that has fitted its training set does so again
+    after a burst. The start is the median of the first seven values, or of the first tenth of a shorter record. The
+    first values of a badly scaled network are no measure; a network may learn most within a tenth of a long record.
 
     Args:
         loss: steps and values of the training loss, None if it was not logged.
@@ -84,13 +85,16 @@ def near_interpolation(loss: tuple[Array, Array] | None) -> str:
     steps, values = loss
     tenth = -(-len(values) // 10)
     first = min(_START, tenth)
-    start, now = float(np.median(values[:first])), float(np.mean(values[-tenth:]))
-    if not 0 <= now < _FITTED * start:
+    start = float(np.median(values[:first]))
+    ends = range(len(values), tenth, -tenth)
+    means = ((end, float(np.mean(values[end - tenth : end]))) for end in ends)
+    end, low = next(((end, mean) for end, mean in means if 0 <= mean < _FITTED * start), (0, 0.0))
+    if not end:
         return ""
     of = f"its {start:.3g} at step {int(steps[0]):,}"
     if first > 1:
         of = f"its median {start:.3g} over steps {int(steps[0]):,}-{int(steps[first - 1]):,}"
     return (
-        f"the training loss is {now:.3g} over steps {int(steps[-tenth]):,}-{int(steps[-1]):,}, "
-        f"{percent(now / start)} of {of}{INTERPOLATES}"
+        f"the training loss {'is' if end == len(values) else 'was'} {low:.3g} over steps {int(steps[end - tenth]):,}-"
+        f"{int(steps[end - 1]):,}, {percent(low / start)} of {of}{INTERPOLATES}"
     )

@@ -144,6 +144,7 @@ def read_layers(run: RunLike, *, before: int | None = None) -> RecordedLayers:
     metadata, table, metrics = source.metadata, source.samples(), _metrics(source)
     if before is not None:
         limit = whole("start", before, low=1)
+        _check_recorded(limit, np.unique(table["step"].to_numpy())[-2:])
         table, metrics = (_before(limit, rows) for rows in (table, metrics))
     if not table.num_rows:
         where = "" if before is None else f" before step {before:,}"
@@ -189,6 +190,15 @@ def read_layers(run: RunLike, *, before: int | None = None) -> RecordedLayers:
         last_step=last_step,
         steps_per_epoch=metadata.get("steps_per_epoch"),
     )
+
+
+def _check_recorded(start: int, last: Array) -> None:
+    """Raise for a start that is farther behind the last sampled step than that is behind the one before."""
+    if len(last) == 2 and start > 2 * last[1] - last[0]:
+        raise EquilibriaError(
+            f"got start={start:,} for a run whose last sample is of step {last[1]:,}; expected an earlier one",
+            argument="start",
+        )
 
 
 def whole_records(run: RunLike, cohorts: Sequence[Cohort]) -> Iterator[tuple[Cohort, Cohort]]:
