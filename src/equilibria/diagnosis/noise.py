@@ -148,6 +148,7 @@ def noise_of_run(run: SampledRun, diffusion: pa.Table | None = None) -> Gradient
             continue
         steps = late.of(place)["step"]
         m, h = share.of(place), bend.of(place)
+        turned, scatter, left_out = turning[place]
         doubts = [*measured.doubts(steps), *_layer_doubts(run.invariant[place])]
         layers.append(
             LayerNoise(
@@ -165,7 +166,9 @@ def noise_of_run(run: SampledRun, diffusion: pa.Table | None = None) -> Gradient
                     _small_in_network(m[0], of_network, rule),
                 ),
                 _first(doubts, bend.bursts(place), _curvature_doubts(h), _faint(m[0], rule)),
-                *turning[place],
+                turned,
+                scatter,
+                left_out,
                 float(gain[place]) if math.isfinite(gain[place]) else None,
             )
         )
