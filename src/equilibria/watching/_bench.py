@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import statistics
 import time
@@ -32,8 +33,9 @@ class BenchRow:
     Attributes:
         optimizer: its name.
         step: seconds of a step without watching, median of the rounds.
-        overhead_auto: time of the steps with every="auto" over that without watching, minus 1; of N steps after the
-            first N of a run, when samples are more frequent than later.
+        overhead_auto: time of the steps with every="auto" over that without watching in the same round, minus 1: least,
+            median and largest of the rounds; of N steps after the first N of a run, when samples are more frequent than
+            later.
         overhead_every_step: the same with every=1.
         sample: seconds inside the hooks of a sampled step, the device's work included.
         rate: bytes that a sample reads and writes, per second.
@@ -42,8 +44,8 @@ class BenchRow:
 
     optimizer: str
     step: float
-    overhead_auto: float
-    overhead_every_step: float
+    overhead_auto: tuple[float, float, float]
+    overhead_every_step: tuple[float, float, float]
     sample: float
     rate: float
     kernels: int | None
@@ -57,6 +59,8 @@ class Bench:
         machine: versions and device, by name.
         parameters: in the watched tensors.
         tensors: how many of them there are.
+        tokens: in a batch.
+        steps: in every round.
         copy_rate: bytes per second, read and written, of a plain copy of as many numbers.
         rows: one for each optimizer.
     """
@@ -64,13 +68,17 @@ class Bench:
     machine: dict[str, str]
     parameters: int
     tensors: int
+    tokens: int
+    steps: int
     copy_rate: float
     rows: tuple[BenchRow, ...]
 
     def __str__(self) -> str:
         lines = [
             *(f"{name}: {value}" for name, value in self.machine.items()),
-            f"watched: {self.parameters:,} parameters in {self.tensors} tensors, float32",
+            f"watched: {self.parameters:,} parameters in {self.tensors} tensors, float32; {self.tokens} tokens a batch",
+            f"overheads: median [least, largest] of {_ROUNDS} rounds of {self.steps} steps; those of every=auto follow "
+            f"{self.steps} steps at the start of a run, where samples are more frequent than later",
             f"plain copy: {self.copy_rate / 1e9:.3g} GB/s read and written",
             "",
             "| optimizer | step, ms | every=auto | every=1 | sample, ms | launches | GB/s | of a plain copy |",
@@ -80,8 +88,7 @@ class Bench:
             cells = (
                 row.optimizer,
                 f"{1e3 * row.step:.3g}",
-                f"{row.overhead_auto:+.2%}",
-                f"{row.overhead_every_step:+.2%}",
+                *("{1:+.2%} [{0:+.2%}, {2:+.2%}]".format(*x) for x in (row.overhead_auto, row.overhead_every_step)),
                 f"{1e3 * row.sample:.3g}",
                 "-" if row.kernels is None else row.kernels,
                 f"{row.rate / 1e9:.3g}",
@@ -101,13 +108,15 @@ def bench(device: torch.device, *, width: int, layers: int, tokens: int, steps: 
         tokens: in a batch.
         steps: in every round of every way of watching.
     """
+    machine = _machine(device)  # the load is that of others
     trainings = {name: _Training(make, device, width, layers, tokens) for name, make in _OPTIMIZERS.items()}
     rows = tuple(_row(name, training, steps) for name, training in trainings.items())
     weights = next(iter(trainings.values())).weights
     numbers = torch.randn(sum(weight.numel() for weight in weights), device=device)
     to = torch.empty_like(numbers)
     seconds = min(_seconds(device, lambda: to.copy_(numbers)) for _ in range(_WARM_UP + _ROUNDS))
-    return Bench(_machine(device), numbers.numel(), len(weights), 8 * numbers.numel() / seconds, rows)
+    copy_rate = 8 * numbers.numel() / seconds
+    return Bench(machine, numbers.numel(), len(weights), tokens, steps, copy_rate, rows)
 
 
 class _Training:
@@ -152,10 +161,15 @@ def _row(name: str, training: _Training, steps: int) -> BenchRow:
             with _watched(training, every):
                 training.seconds(steps if every == "auto" else _WARM_UP)
                 spent.append(training.seconds(steps))
-    step, auto, always = (statistics.median(spent) for spent in ways.values())
+    unwatched = ways[None]
+    auto, always = (_spread([x / y - 1 for x, y in zip(ways[every], unwatched, strict=True)]) for every in ("auto", 1))
     sample, kernels = _sample(training)
     size = 4 * _NUMBERS[name] * sum(weight.numel() for weight in training.weights)
-    return BenchRow(name, step, auto / step - 1, always / step - 1, sample, size / sample, kernels)
+    return BenchRow(name, statistics.median(unwatched), auto, always, sample, size / sample, kernels)
+
+
+def _spread(ratios: list[float]) -> tuple[float, float, float]:
+    return min(ratios), statistics.median(ratios), max(ratios)
 
 
 @contextmanager
@@ -235,6 +249,7 @@ def _machine(device: torch.device) -> dict[str, str]:
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "device": f"{device.type}: {name}",
+        "load": f"{os.getloadavg()[0]:.2g} of {os.cpu_count()} cores" if hasattr(os, "getloadavg") else "unknown",
         "products formed by": in_use if device.type != "cpu" else "numba" if _has_numba() else "torch",
     }
 
