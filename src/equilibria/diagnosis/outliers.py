@@ -11,13 +11,14 @@ import math
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
 from equilibria.diagnosis.layer_summary import LayerSummary
 from equilibria.diagnosis.metadata import three_digits
 from equilibria.diagnosis.run import SampledRun
-from equilibria.diagnosis.series import Array
+from equilibria.diagnosis.series import flagged_since
 from equilibria.diagnosis.siblings import (
     LEAST_SIBLINGS,
     Siblings,
@@ -201,30 +202,36 @@ def _starts(run: SampledRun, kinds: Sequence[Siblings]) -> Iterator[Finding]:
 # ---- at rest
 
 
-def _at_rest(run: SampledRun, summaries: Sequence[LayerSummary]) -> dict[str, int]:
-    """The tensors that did not turn at any sample of their window, of rows any sample of the run: name -> samples."""
+class _Rest(NamedTuple):
+    """The last steps of a tensor, at whose samples it did not turn."""
+
+    since: int
+    until: int
+    samples: int
+
+
+def _at_rest(run: SampledRun, summaries: Sequence[LayerSummary]) -> dict[str, _Rest]:
+    """The tensors at rest for ten samples or more, up to the last: all of their window, of rows all of the run."""
     taken = run.taken
-    begin = [
-        0.0 if is_row_kind(kind_of(summary.name)) or summary.first_step is None else float(summary.first_step)
-        for summary in summaries
-    ]
-    inside = taken.columns["step"] >= np.repeat(begin, taken.counts)
     limits = np.array([_ROUNDING * _EPS.get(str(entry.get("dtype")), 0.0) for entry in run.entries])
     angle, gradient = taken.columns["angle"], taken.columns["grad_norm"]
     still = (angle == 0) | ((gradient == 0) & (angle < np.repeat(limits, taken.counts)))
-    counts, resting = (_count(run, rows) for rows in (inside, inside & still))
+    since = flagged_since(taken, still, moved=np.zeros_like(still))
+    samples = taken.sums((taken.columns["step"] >= np.repeat(since, taken.counts)).astype(np.float64))
+    begins = [
+        0 if is_row_kind(kind_of(summary.name)) or summary.first_step is None else summary.first_step
+        for summary in summaries
+    ]
     return {
-        summary.name: count
-        for summary, count, rests in zip(summaries, counts.tolist(), resting.tolist(), strict=True)
-        if count >= _FEWEST and rests == count
+        summary.name: _Rest(int(begin), int(last), int(count))
+        for summary, allowed, begin, last, count in zip(
+            summaries, begins, since.tolist(), taken.last("step").tolist(), samples.tolist(), strict=True
+        )
+        if begin <= max(allowed, summary.recorded_from or 0)
     }
 
 
-def _count(run: SampledRun, rows: Array) -> Array:
-    return run.taken.sums(rows.astype(np.float64)).astype(np.int64)
-
-
-def _rest(run: SampledRun, kinds: Sequence[Siblings], resting: Mapping[str, int]) -> Iterator[Finding]:
+def _rest(run: SampledRun, kinds: Sequence[Siblings], resting: Mapping[str, _Rest]) -> Iterator[Finding]:
     for kind in kinds:
         still = [member for member in kind.members if member.name in resting]
         if not still or len(still) == len(kind.members):
@@ -235,13 +242,14 @@ def _rest(run: SampledRun, kinds: Sequence[Siblings], resting: Mapping[str, int]
             yield from (_layer_at_rest(member, kind, resting[member.name]) for member in still)
 
 
-def _layer_at_rest(layer: LayerSummary, kind: Siblings, samples: int) -> Finding:
+def _layer_at_rest(layer: LayerSummary, kind: Siblings, rest: _Rest) -> Finding:
     angles = [member.angle for member in kind.members if member is not layer and member.angle is not None]
     return Finding(
         "warning",
         f"{layer.name} does not turn, its siblings do",
-        f"at none of {counted(samples, 'sample')} {layer.when}; the median of {_others(kind)} turns "
-        f"{median(angles):.3g} rad per step{'; weight decay alone moves it' if layer.weight_decay else ''}",
+        f"at none of {counted(rest.samples, 'sample')} over steps {rest.since:,}-{rest.until:,}"
+        f"{'; weight decay alone moves it' if layer.weight_decay else ''}; the median of {_others(kind)} turns "
+        f"{median(angles):.3g} rad per step {layer.when}",
         "look at what its outputs feed: an activation that is always 0, a gate or residual scale of 0, an unused "
         f"branch: print(model.get_parameter({layer.name!r}).grad.abs().max())",
         "",
@@ -250,7 +258,7 @@ def _layer_at_rest(layer: LayerSummary, kind: Siblings, samples: int) -> Finding
 
 
 def _rows_at_rest(
-    run: SampledRun, kind: Siblings, still: Sequence[LayerSummary], resting: Mapping[str, int]
+    run: SampledRun, kind: Siblings, still: Sequence[LayerSummary], resting: Mapping[str, _Rest]
 ) -> Finding:
     """Rows or matrices of one tensor that had no gradient at any sample."""
     name = kind.kind.partition("[")[0]
@@ -258,6 +266,7 @@ def _rows_at_rest(
     noun = ("matrix", "matrices") if is_stack else ("row", None)
     numbers = [member.name.removeprefix(name) for member in still]
     steps = run.taken.columns["step"]
+    samples = min(resting[member.name].samples for member in still)
     router = "if these are experts, look at the router: no token came to them at these steps"
     tokens = "nothing needs doing if these tokens or classes are not in the data"
     if any(member.weight_decay for member in still):
@@ -265,7 +274,7 @@ def _rows_at_rest(
     return Finding(
         "warning" if is_stack else "note",
         f"{len(still):,} of {counted(len(kind.members), *noun)} of {name} did not turn at any sample",
-        f"{joined(numbers, most=_MOST_ROWS)}, at {counted(min(resting[member.name] for member in still), 'sample')} "
+        f"{joined(numbers, most=_MOST_ROWS)}, at {counted(samples, 'sample')} "
         f"over steps {int(steps.min()):,}-{int(steps.max()):,}{_shrunk(still)}",
         router if is_stack else tokens,
         "",
