@@ -209,16 +209,21 @@ def legend_entry(kind: str, words: str, *, area: bool = False) -> str:
     return f"<li>{key}{words}</li>\n"
 
 
-def html_section(heading: str, head: Sequence[str], rows: Sequence[str], *, name: str, after: str = "") -> str:
+def html_section(
+    heading: str, head: Sequence[str], rows: Sequence[str], *, name: str, after: str = "", kind: str = ""
+) -> str:
     """A table with a heading above it and HTML ``after`` it; ``name`` is the id of the heading."""
-    shown = html_table(head, rows, name=name)
+    shown = html_table(head, rows, name=name, kind=kind)
     return f'<section aria-labelledby="{name}">\n<h2 id="{name}">{text(heading)}</h2>\n{shown}\n{after}</section>\n'
 
 
-def html_table(head: Sequence[str], rows: Sequence[str], *, name: str) -> str:
-    """A table that scrolls sideways on a narrow screen; ``name`` is the id of the heading above it."""
+def html_table(head: Sequence[str], rows: Sequence[str], *, name: str, kind: str = "") -> str:
+    """A table that scrolls sideways on a narrow screen; ``name`` is the id of the heading above it.
+
+    The last column holds words, and numbers in a table of the ``kind`` "numeric".
+    """
     cells = "".join(f'<th scope="col">{text(cell)}</th>' for cell in head)
-    return scrolling_table(f"<tr>{cells}</tr>", rows, name=name)
+    return scrolling_table(f"<tr>{cells}</tr>", rows, name=name, kind=kind)
 
 
 def scrolling_table(head: str, rows: Sequence[str], *, name: str, kind: str = "") -> str:

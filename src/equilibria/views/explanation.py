@@ -202,7 +202,7 @@ def explanation_content(result: Explanation) -> str:
     parts = [
         _section("Causes, the largest first", causes + rest, name="causes"),
         _section("Over time, mean of the layers", f'<div class="picture">{_picture(result)}</div>', name="picture"),
-        html_section("Layer by layer", head, rows, name="by-layer", after=reading),
+        html_section("Layer by layer", head, rows, name="by-layer", after=reading, kind="numeric"),
         _section("Settings that differ", _list(_settings(result)), name="settings"),
         _section("Logged by both trainings", _list(_logged(result), _SHOWN_NOT_EXPLAINED), name="logged"),
         _change(result),

@@ -71,7 +71,7 @@ def history_headline(history: History) -> str:
     if not out:
         return f"No run has left its band: {len(judged):,} of {counted(len(history.runs), 'run')} judged"
     state = "has left its band" if not latest.in_band else "is in its band"
-    return f"The latest run, {latest.name}, {state}; {len(out):,} of {counted(len(judged), 'judged run')} did"
+    return f"The latest run, {latest.name}, {state}; {len(out):,} of {counted(len(judged), 'judged run')} left theirs"
 
 
 def _legend(history: History) -> str:
@@ -119,7 +119,8 @@ def _word(run: JudgedRun) -> str:
 _WIDTH, _HEIGHT = 900, 170
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 26
 _STYLE = """
-.chart-history { display: block; width: 100%; min-width: 640px; height: auto; }
+.panel .scroll { direction: rtl; } /* on a phone the latest run is in sight */
+.chart-history { display: block; width: 100%; min-width: 640px; height: auto; direction: ltr; }
 .chart-history text { fill: var(--soft); font: 12px system-ui, sans-serif; }
 .chart-history .grid, .chart-history .changed { stroke: var(--line); }
 .chart-history .changed { stroke-dasharray: 3 3; stroke: var(--soft); }
