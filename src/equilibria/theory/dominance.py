@@ -122,7 +122,12 @@ def root_gap_drop(grad_norm: ArrayLike, *, effective_lr: ArrayLike, max_sharpnes
     return drop
 
 
-@law("sharp", "Lemma G.2", derived="C_2 = 2 lambda_max: the step of 1/lambda_max that the descent lemma bounds")
+@law(
+    "sharp",
+    "Lemma G.2",
+    corrected="C_2 = 2 lambda_max, from a step of 1/lambda_max in the descent lemma; after eq. (14) the gradient is at "
+    "most the root of C_2 (L - L*), printed without the root",
+)
 def grad_sq_bound(loss_gap: ArrayLike, max_sharpness: ArrayLike) -> Array:
     """Upper bound on the squared gradient close to the minimisers: ``2 lambda_max (L - L*)``.
 
