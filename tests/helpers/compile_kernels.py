@@ -1,8 +1,9 @@
-"""Compiles the kernels for GPUs that are not here; prints the size of their code and spilled registers as JSON."""
+"""Compiles the kernels for GPUs that are not here; prints the size of their code, registers and spills as JSON."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -27,18 +28,22 @@ def compiled(name: str, target: tuple):
     return triton.compile(source, target=GPUTarget(*target), options={"num_warps": kernels.WARPS[name]})
 
 
-def spilled(assembly: dict, target: tuple) -> int:
-    """Bytes (NVIDIA) or registers (AMD) that a kernel keeps in memory for want of registers."""
+def registers(assembly: dict, target: tuple) -> dict[str, int]:
+    """Registers of a thread, and what a kernel keeps in memory for want of them: bytes (NVIDIA) or registers (AMD)."""
     if "amdgcn" in assembly:
-        counts = [line for line in assembly["amdgcn"].splitlines() if "gpr_spill_count:" in line]
-        assert counts
-        return sum(int(line.split(":")[1]) for line in counts)
+        lines = [line.split() for line in assembly["amdgcn"].splitlines() if "gpr_" in line and "_count:" in line]
+        counts = {name.strip("."): int(count) for name, count in (line for line in lines if len(line) == 2)}
+        return {
+            "registers": counts["vgpr_count:"],
+            "spilled": counts["sgpr_spill_count:"] + counts["vgpr_spill_count:"],
+        }
     arch = f"sm_{target[1]}" + ("a" if target[1] == 90 else "")
     command = [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name={arch}", "-", "-o", "/dev/null"]
     done = subprocess.run(command, input=assembly["ptx"], capture_output=True, text=True, check=True)
-    stores = [line for line in done.stderr.splitlines() if "bytes spill stores" in line]
-    assert stores
-    return sum(int(line.split(" bytes spill stores")[0].split()[-1]) for line in stores)
+    stores = re.findall(r"(\d+) bytes spill stores", done.stderr)
+    used = re.findall(r"Used (\d+) registers", done.stderr)
+    assert stores and used, done.stderr
+    return {"registers": max(map(int, used)), "spilled": sum(map(int, stores))}
 
 
 if __name__ == "__main__":
@@ -47,5 +52,5 @@ if __name__ == "__main__":
         for name in kernels.WARPS:
             assembly = compiled(name, target).asm
             code = assembly.get("cubin") or assembly["hsaco"]
-            report.setdefault(gpu, {})[name] = {"bytes": len(code), "spilled": spilled(assembly, target)}
+            report.setdefault(gpu, {})[name] = {"bytes": len(code), **registers(assembly, target)}
     sys.stdout.write(json.dumps(report))

@@ -309,6 +309,7 @@ def compiled(tmp_path_factory):
 def test_the_kernels_compile_without_spilling_registers(compiled, kernel, gpu):
     assert compiled[gpu][kernel]["bytes"] > 1000
     assert compiled[gpu][kernel]["spilled"] == 0
+    assert 0 < compiled[gpu][kernel]["registers"] <= 128  # at least two blocks of 256 threads on a processor
 
 
 def test_items_are_described_alike(kernels):

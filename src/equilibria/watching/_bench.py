@@ -114,7 +114,7 @@ def bench(device: torch.device, *, width: int, layers: int, tokens: int, steps: 
     weights = next(iter(trainings.values())).weights
     numbers = torch.randn(sum(weight.numel() for weight in weights), device=device)
     to = torch.empty_like(numbers)
-    seconds = min(_seconds(device, lambda: to.copy_(numbers)) for _ in range(_WARM_UP + _ROUNDS))
+    seconds = statistics.median(_seconds(device, lambda: to.copy_(numbers)) for _ in range(4 * _ROUNDS))
     copy_rate = 8 * numbers.numel() / seconds
     return Bench(machine, numbers.numel(), len(weights), tokens, steps, copy_rate, rows)
 
