@@ -22,8 +22,8 @@ def test_the_table_of_a_run(capsys):
         train(net, optimizer, 30)
         print(monitor.table())  # noqa: T201
         assert monitor.table()._repr_html_() == monitor._repr_html_()
-    headline, table = capsys.readouterr().out.split("\n\n")[:2]
-    assert "have a prediction" in headline or "no prediction" in headline
+    headline, table, details = capsys.readouterr().out.split("\n\n")[:3]
+    assert headline.startswith("The 3 layers turn ") and " have a prediction; " in details
     assert {line.split()[0] for line in table.splitlines()[1:4]} == {"0", "4", "7"}
 
 
