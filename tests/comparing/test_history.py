@@ -147,6 +147,17 @@ def test_every_run_is_read_once_however_often_it_is_given(nights):
     assert len(history([nights, nights / "night-0"]).runs) == 8
 
 
+def test_runs_of_one_name_in_several_folders_are_told_apart(nights):
+    others = nights.with_name(f"{nights.name}z")
+    for night in range(8):
+        write(others / f"night-{night}", 10 + night, factor=1.6 if night == 7 else 1.0)
+    result = history([nights, others])
+    assert len({run.name for run in result.runs}) == 16
+    (out,) = [run for run in result.runs if not run.in_band]
+    assert out.name == str(others / "night-7")
+    assert str(others / "night-7") in result.findings[0].remedy
+
+
 def test_unreadable_runs_are_named_and_left_out(nights):
     (nights / "night-3" / "run.json").write_text("{")
     (nights / "night-3" / "samples-000.arrows").write_bytes(b"no stream")

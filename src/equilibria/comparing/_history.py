@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -235,7 +236,11 @@ class _Measured:
 def _measured(runs: Sequence[str | Path | Record]) -> tuple[list[_Measured], dict[str, str], str]:
     """The runs in their order, those without numbers, and the latest of all if it is one of these."""
     measured, unreadable, began = [], {}, {}
-    for name, run in _named(runs):
+    given = list(_named(runs))
+    often = Counter(name for name, _ in given)
+    for short, run in given:
+        path = run.path if isinstance(run, Record) else run
+        name = short if often[short] == 1 else str(path)  # runs of one name in several folders
         try:
             record = run if isinstance(run, Record) else read_record(run)
             began[name] = min((session.started for session in record.sessions), default="")
@@ -421,7 +426,7 @@ def _finding(runs: Sequence[JudgedRun], number: int, run: JudgedRun) -> Finding:
 def _remedy(reference: JudgedRun, run: JudgedRun) -> str:
     if len(run.gone) == reference.layers:
         return "give folders of runs of one network: these two share no layer"
-    return f"compare it cause by cause: equilibria explain {quote(str(reference.path))} {quote(str(run.path))}"
+    return f"run equilibria explain {quote(str(reference.path))} {quote(str(run.path))} to compare them cause by cause"
 
 
 def _sentences(run: JudgedRun) -> Iterator[str]:
