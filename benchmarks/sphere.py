@@ -243,6 +243,7 @@ def report(done: dict[tuple[str, str, int], dict[str, Any]]) -> None:
         "worst 50 steps |",
         "|---|---|---|---|---|---|---|---|",
     ]
+    close = dict.fromkeys(ARMS[1:3], 0)
     for case in CASES:
         losses = {arm: [done[case.name, arm, seed]["loss"] for seed in SEEDS] for arm in ARMS}
         angles = {arm: np.mean([done[case.name, arm, seed]["angles"] for seed in SEEDS], axis=0) for arm in ARMS}
@@ -251,11 +252,18 @@ def report(done: dict[tuple[str, str, int], dict[str, Any]]) -> None:
             difference = statistics.mean(losses[arm]) - statistics.mean(losses[ARMS[0]])
             ratio = angles[arm] / angles[ARMS[0]]
             worst = ratio[np.argmax(np.abs(ratio - 1))]
+            if arm in close:
+                close[arm] += abs(ratio.mean() - 1) <= ANGLE
             verdict = "" if arm == ARMS[0] else "yes" if abs(difference) <= spread else "no"
             lines.append(
                 f"| {case.name} | {arm} | {statistics.mean(losses[arm]):.4f} | {statistics.stdev(losses[arm]):.4f} | "
                 f"{difference:+.4f} | {verdict} | {ratio.mean():.4f} | {worst:.4f} |"
             )
+    lines += [
+        "",
+        f"Mean angle within {100 * ANGLE:g} % of the original's: {close[ARMS[1]]} of {len(CASES)} networks with "
+        f"predicted norms, {close[ARMS[2]]} with measured ones.",
+    ]
     publish(Path(__file__).with_suffix(".md"), "\n".join(lines) + "\n")
     print("\n".join(lines))
 
