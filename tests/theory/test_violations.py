@@ -217,6 +217,11 @@ def test_a_failure_of_size_zero_changes_nothing(rule, kind, nothing):
     assert abs(error.norm) < 2e-3 or (kind == "sparse" and rule is ADAMW)
 
 
+def test_an_error_above_a_hundred_per_cent_is_written_out():
+    stated = " ".join(str(assumption) for assumption in AdamW(2e-3, 0.3).equilibrium(dim=4096).validity)
+    assert "the norm is 150 % higher" in stated and "e+0" not in stated
+
+
 def test_dominating_coordinates_against_their_integral():
     """The closed form of the mean over the common walk, against quadrature."""
     from scipy.integrate import quad

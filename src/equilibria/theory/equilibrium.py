@@ -66,7 +66,7 @@ def _stationary_gradient(time_constant: float) -> Assumption:
         None,
         None,
         "norm, angle",
-        f"L must stay put for about {3 * time_constant:.3g} steps (3 time constants); "
+        f"L must stay put for about {3 * time_constant:,.0f} steps (3 time constants); "
         "if it drifts, ||w||^2 lags by half the relative drift per time constant",
     )
 

@@ -172,7 +172,8 @@ def _in_words(error: LawError) -> str:
 
 
 def _change(error: float) -> str:
-    return f"is {100 * abs(error):.2g} % {'higher' if error > 0 else 'lower'}" if _is_visible(error) else "stays"
+    size = float(f"{100 * abs(error):.2g}")  # 150, not 1.5e+02
+    return f"is {size:g} % {'higher' if error > 0 else 'lower'}" if _is_visible(error) else "stays"
 
 
 def _is_visible(error: float) -> bool:
