@@ -82,7 +82,7 @@ def test_the_sentence_says_how_fast_it_moves_against_its_equilibrium():
     layer = summarise(table, metadata=metadata)[0]
     assert layer.passing == pytest.approx(625) and layer.state == "settling"
     assert layer.sentence.endswith(
-        "right to 1 %, but passes its equilibrium: at its pace it takes 625 steps from 5 % below to 5 % above."
+        "right to 1 %, but not at rest: at its pace it takes 625 steps from 5 % below equilibrium to 5 % above."
     )
     slower, metadata = crossing_table(4 * 2e-4 * 0.09)
     assert summarise(slower, metadata=metadata)[0].state == SETTLED, "as slow as a norm may relax"

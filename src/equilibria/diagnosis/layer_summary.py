@@ -346,8 +346,8 @@ def _distance(layer: LayerSummary) -> str:
     steps = layer.steps_to_settle
     if not steps and norm is not None and layer.passing is not None:
         ends = ("below", "above") if layer.passing > 0 else ("above", "below")
-        pace = f"{counted(round(abs(layer.passing)), 'step')} from 5 % {ends[0]} to 5 % {ends[1]}"
-        return f"{since}its norm {norm}, but passes its equilibrium: at its pace it takes {pace}"
+        pace = f"it takes {counted(round(abs(layer.passing)), 'step')} from 5 % {ends[0]} equilibrium to 5 % {ends[1]}"
+        return f"{since}its norm {norm}, but not at rest: at its pace {pace}"
     if steps == 0 and norm is not None and layer.angle_vs_equilibrium is not None:
         return f"{since}its norm {norm}, but it still turns at {layer.angle_vs_equilibrium:.2g}x its equilibrium"
     wait = None
