@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from equilibria.diagnosis.metadata import three_digits
+from equilibria.findings import rounded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -250,4 +250,4 @@ def _svg(title: str, parts: Sequence[str], *, width: int = WIDE, height: int) ->
 
 
 def _short(value: float) -> str:
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else three_digits(value)
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else rounded(value)
