@@ -267,6 +267,17 @@ def test_the_tail_is_a_share_of_the_steps_however_few_of_them_were_sampled():
         assert layer.sentence.endswith("; it was settled there.")
 
 
+def test_a_tail_with_all_predictions_of_a_layer_is_not_left_out():
+    """A growth gain is measured late in a short run."""
+    table = clean().samples.slice(0, 900)
+    step = table["step"].to_numpy()
+    predicted = np.where(step < 260, np.nan, table["angle_predicted"].to_numpy())
+    table = edited(table, lr=0.1 * (1 - step / 299), angle_predicted=predicted)
+    rare = table.filter(pc.equal(pc.bit_wise_and(table["step"], 7), 0))
+    for layer in summarise(rare, metadata=clean().metadata):
+        assert layer.first_step >= 264 and layer.angle_vs_predicted == pytest.approx(1, abs=0.3)
+
+
 @pytest.mark.parametrize(
     ("lr", "jumps"),
     [

@@ -94,7 +94,7 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     )
     before_tail = taken
     if window is None:
-        before_tail = _without_start(_without_tail(taken))
+        before_tail = _without_start(_without_tail(taken, _with_prediction(taken, lawless)))
         size = _window_sizes(before_tail)
         recent = _last_rows(before_tail, np.minimum(size, before_tail.since_jump))
         recent = _with_prediction(_last_rows(recent, _alike(before_tail)), lawless)
@@ -229,28 +229,28 @@ def _or_none(values: Array) -> list[Any]:
     return list(listed.tolist())
 
 
-def _without_tail(taken: Series) -> Series:
-    """The rows without the tail of a falling schedule, of parameters with few rows at about the last lr.
+def _without_tail(taken: Series, judged: Series) -> Series:
+    """The rows without the tail of a falling schedule, of parameters with few judged rows at about the last lr.
 
-    Left out are the fewest last steps before which `_FEW` rows have about the lr of the last one; where no tail allowed
-    is long enough, those before which most have it.
+    Left out are the fewest last steps before which `_FEW` judged rows have about the lr of the last one; where no tail
+    allowed is long enough, those before which most have it.
     """
-    best, cut = np.minimum(_alike(taken), _FEW), np.zeros(len(taken.names), dtype=np.int64)
+    best, cut = np.minimum(_alike(judged), _FEW), np.zeros(len(taken.names), dtype=np.int64)
     if (best == _FEW).all():
         return taken
-    settings, step = taken.only(**{name: taken.columns[name] for name in SETTINGS}), taken.columns["step"]
+    settings = judged.only(**{name: judged.columns[name] for name in (*SETTINGS, "step")})
     last = np.nan_to_num(taken.last("step"))
-    since_jump = last + 1 - np.append(step, 0)[taken.last_jump]
+    since_jump = last + 1 - np.append(taken.columns["step"], 0)[taken.last_jump]
 
-    def until(steps: Array) -> Array:
-        return np.asarray(step <= np.repeat(last - steps, taken.counts))
+    def before(tail: Array, rows: Series) -> Series:
+        return rows.where(rows.columns["step"] <= np.repeat(last - tail, rows.counts))
 
     for share in _TAILS:
         tail = (share * since_jump).astype(np.int64)
-        earlier = settings.where(until(tail))
+        earlier = before(tail, settings)
         alike = np.where(earlier.last("lr") > taken.last("lr"), np.minimum(_alike(earlier), _FEW), 0)
         best, cut = np.maximum(best, alike), np.where(alike > best, tail, cut)
-    return taken.where(until(cut))
+    return before(cut, taken)
 
 
 def _without_start(series: Series) -> Series:
