@@ -19,6 +19,7 @@ from equilibria.lab.beyond.pull_back import (
     SMALL,
     Config,
     Stage,
+    _by_spectrum,
     momentum_share,
     noise_scales,
     over_many_steps,
@@ -170,3 +171,8 @@ def test_the_layers_are_scale_invariant(name):
         for param in layers:
             param *= 3
     assert (net(images) - before).abs().max() < 2e-3  # the normalisation adds 1e-5 to a variance
+
+
+def test_a_refused_spectrum_counts_as_all_of_it_off():
+    fitting, refused = (_by_spectrum([1, 2, 4, 8], turned, 16) for turned in ([1, 1.9, 3.5, 6.1], [1, 4, 16, 64]))
+    assert float(fitting) > 6.1 and float(refused) == 0

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from equilibria.errors import EquilibriaError
 from equilibria.lab.beyond.trajectory import Array
 from equilibria.lab.harness.experiment import Arrays
 from equilibria.theory import rules
@@ -116,6 +118,14 @@ def _worst(predicted: Array, measured: Array) -> float:
     return float(np.max(np.abs(predicted / measured - 1)))
 
 
+def _by_spectrum(steps: Sequence[int], turned: Sequence[float], beyond: int) -> Array:
+    """D at a distance beyond those that a spectrum is fitted to; 0, all of it off, where the fit is refused."""
+    try:
+        return fit_relaxation_spectrum(steps, turned).turned(beyond)
+    except EquilibriaError:
+        return np.array(0.0)
+
+
 def over_many_steps(config: Config, optimizer: str, run: Arrays) -> dict[str, Array]:
     """Largest relative error of each law for the turning over 2 to ``reach`` steps, and the sum; a number per layer."""
     far = np.array([n for n in config.distances(config.main) if 1 < n <= config.reach])
@@ -129,10 +139,9 @@ def over_many_steps(config: Config, optimizer: str, run: Arrays) -> dict[str, Ar
         turned_by = {n: -np.log1p(-apart[n]) for n in apart}
         fitted = [n for n in apart if doublings[0] <= n <= doublings[1]]
         beyond, (last, before) = 2 * doublings[1], (far[-2], far[-3])
-        spectrum = fit_relaxation_spectrum(fitted, [turned_by[n] for n in fitted])
         row = {
             "moves": _worst(turning_ratio(r[1:])[far - 1], np.array([ratio[n] for n in far])),
-            "spectrum": _worst(spectrum.turned(beyond), turned_by[beyond]),
+            "spectrum": _worst(_by_spectrum(fitted, [turned_by[n] for n in fitted], beyond), turned_by[beyond]),
             "power": _worst(turned_by[last] ** 2 / turned_by[before], turned_by[far[-1]]),
         }
         if optimizer == SGD:
