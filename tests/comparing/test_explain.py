@@ -335,6 +335,15 @@ def test_lengths_differ_and_one_run_still_grows():
     assert result.notes == ("A has samples up to step 598, B up to step 298; the steps that both have are compared",)
 
 
+@pytest.mark.parametrize(("of_a", "of_b"), [("", "model."), ("net.model.", ""), ("a.", "b.c.")])
+def test_names_that_begin_differently_are_matched_and_said(of_a, of_b):
+    a, b = (tuple(f"{prefix}{name}" for name in LAYERS) for prefix in (of_a, of_b))
+    result = eq.explain(evolved_run(SGDM, layers=a), evolved_run(dataclasses.replace(SGDM, lr=0.2), layers=b, seed=1))
+    assert result.causes[0].name == "lr"
+    assert [layer.name for layer in result.layers] == list(b)  # the code to paste is for B
+    assert f'those of A count from "{of_a}" on, those of B from "{of_b}" on' in result.notes[0]
+
+
 def test_samplings_differ():
     result = eq.explain(evolved_run(SGDM, every=1), evolved_run(dataclasses.replace(SGDM, lr=0.2), every=7, seed=1))
     assert result.causes[0].name == "lr"

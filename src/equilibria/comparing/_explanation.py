@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -211,8 +213,9 @@ def explain(a: RunLike, b: RunLike) -> Explanation:
         'lr'
     """
     (first, ended), (second, other) = _read(a, "a"), _read(b, "b")
+    first, renamed = _with_names_of(first, second)
     names, notes = _common(first, second)
-    notes += ended + other
+    notes += renamed + ended + other
     compared = [name for name in names if _turns(first, name) and _turns(second, name)]
     at_rest = {name: (_turns(first, name), _turns(second, name)) for name in names if name not in compared}
     if not compared:
@@ -274,6 +277,31 @@ def _read(run: RunLike, argument: str) -> tuple[SampledRun, list[str]]:
         notes.append(f"the weights of {argument.upper()} are not finite from step {end:,} on; the steps before count")
     metrics = source.metrics() if hasattr(source, "metrics") else None
     return sampled_run(table, metadata=source.metadata, metrics=metrics), notes
+
+
+def _with_names_of(a: SampledRun, b: SampledRun) -> tuple[SampledRun, list[str]]:
+    """A with the names of B if they begin differently only, as in a wrapped model, and a sentence about it."""
+    if set(a.series.names) & set(b.series.names):
+        return a, []
+    prefixes = []
+    for run in (a, b):
+        parts = [name.split(".")[:-1] for name in run.series.names]
+        both = takewhile(lambda pair: pair[0] == pair[1], zip(min(parts), max(parts), strict=False))
+        prefixes.append("".join(f"{part}." for part, _ in both))
+    ends = [
+        {name.removeprefix(prefix) for name in run.series.names} for run, prefix in zip((a, b), prefixes, strict=True)
+    ]
+    if not ends[0] & ends[1]:
+        return a, []
+
+    def renamed(name: str) -> str:
+        return prefixes[1] + name.removeprefix(prefixes[0])
+
+    names = tuple(renamed(name) for name in a.series.names)
+    frozen = [each | {"name": renamed(each["name"])} for each in a.metadata.get("frozen", ())]
+    series, taken = (dataclasses.replace(each, names=names) for each in (a.series, a.taken))
+    same = dataclasses.replace(a, series=series, taken=taken, metadata={**a.metadata, "frozen": frozen})
+    return same, [f'no name is common: those of A count from "{prefixes[0]}" on, those of B from "{prefixes[1]}" on']
 
 
 def _common(a: SampledRun, b: SampledRun) -> tuple[list[str], list[str]]:
