@@ -455,7 +455,8 @@ def no_findings(layers: Sequence[LayerSummary]) -> tuple[str, str]:
     if not judged:
         return (
             "Too early to judge",
-            f"A verdict takes {LEAST_WINDOW} samples of a layer, or more where its angles scatter.",
+            f"A verdict takes {LEAST_WINDOW} samples of a layer, or more where its angles scatter; "
+            "eq.watch(..., every=1) samples every step.",
         )
     if gains := sum(layer.by_gain and layer.surely_off for layer in compared):
         return "No findings", (
