@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 import equilibria.monitor.monitor as monitor_module
 from equilibria.errors import WatchWarning
-from equilibria.monitor import half_precision, hooks
+from equilibria.monitor import half_precision, hooks, reading
 from equilibria.monitor.monitor import Monitor
 from equilibria.tensors import device_queue, inner_products, subsample
 
@@ -177,6 +177,56 @@ def test_no_step_waits_for_the_device(as_on_a_gpu, monkeypatch, name, kind, with
             optimizer.step()
         assert monitor.failure is None
         assert len(monitor.samples()) == 12
+
+
+class Names(TorchDispatchMode):
+    """Remembers operations; views are none."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.seen += [] if function.is_view else [str(function).split(".")[1]]
+        return result
+
+
+def test_weights_that_something_touches_are_compared_with_one_wait(as_on_a_gpu, monkeypatch):
+    as_on_a_gpu()
+    monkeypatch.setattr(reading, "is_on_device", lambda _tensor: True)
+    monkeypatch.setattr(reading, "_numpy_view", lambda _tensor: None)
+    net = nn.ParameterList([nn.Parameter(torch.randn(6, 5)) for _ in range(3)])
+    optimizer = OPTIMIZERS["SGD"](net.parameters())
+    for param in net:
+        param.grad = torch.randn(6, 5)
+    names = []
+
+    def counting(hook):
+        def run(*args):
+            with names[-1]:
+                hook(*args)
+
+        return run
+
+    with Monitor(net, optimizer, every=4) as monitor:
+        for of_step in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
+            of_step.update({key: counting(hook) for key, hook in of_step.items()})
+        for step in range(13):
+            if step in (5, 6, 11):
+                with torch.no_grad():
+                    for param in net:
+                        param.mul_(2.0).mul_(0.5 if step == 6 else 1.0)  # the first touch counts as a change
+            names.append(Names())
+            optimizer.step()
+        assert monitor.failure is None
+        notes = [row["note"] for row in monitor.samples().to_pylist() if row["param"] == "0"]
+    changed = [note is not None and "changed" in note for note in notes]
+    assert changed == [False, False, True, True]  # samples at 0, 4, 8 and 12
+    # whether each is what it was, in one tensor that the host reads
+    assert [of_step.seen.count("stack") for of_step in names[5:]] == [0, 1, 0, 0, 0, 0, 1, 0]
+    assert not any("_local_scalar_dense" in of_step.seen for of_step in names)
+    assert names[7].seen == names[9].seen == ["cat"]
 
 
 class Nothing(TorchDispatchMode):

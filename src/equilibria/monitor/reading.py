@@ -33,7 +33,7 @@ from equilibria.monitor.settings_log import SettingsLog
 from equilibria.monitor.step_memory import Pull
 from equilibria.optimizers.controllers import StandsFor
 from equilibria.optimizers.rules import GroupRule
-from equilibria.tensors.device_queue import Sent, mark, seconds_between, sent_to_host
+from equilibria.tensors.device_queue import Sent, is_on_device, mark, seconds_between, sent_to_host
 from equilibria.tensors.inner_products import CopyPass, MovesPass, ProductsPass
 from equilibria.tensors.layout import aligned, as_real, copy_of, densify, flat, local
 from equilibria.tensors.parameters import Watched
@@ -329,7 +329,8 @@ class WeightMarks:
     as for an evaluation with their averages, have not changed.
 
     In main memory the entries are read through numpy, without an operation of torch: a step between samples runs none.
-    On a device they are read from the first touch on, which itself counts as a change.
+    On a device they are read from the first touch on, which itself counts as a change: one launch a step for all of
+    them, and one wait in a step before which something touched some.
 
     Args:
         params: the weights; none of them sharded.
@@ -363,10 +364,20 @@ class WeightMarks:
             for view, viewed, address in zip(self._views, self._viewed, self._addresses, strict=True)
         ]
         if self._was_touched:
-            for index, param in enumerate(self._params):
-                if self._entries[index] is None and param.device.type != "cpu":
-                    weight = as_real(param.detach())
-                    self._entries[index] = _some_entries(weight, like=weight).clone()
+            self._mark_on_devices()
+
+    def _mark_on_devices(self) -> None:
+        """Copy the entries of all weights of one device and type together."""
+        alike: dict[Any, list[int]] = {}
+        for index, param in enumerate(self._params):
+            if self._entries[index] is None and is_on_device(param):
+                alike.setdefault((param.device, param.dtype), []).append(index)
+        for indices in alike.values():
+            weights = [as_real(self._params[index].detach()) for index in indices]
+            views = [_some_entries(weight, like=weight) for weight in weights]
+            parts = torch.split(torch.cat(views), [len(view) for view in views])
+            for index, part in zip(indices, parts, strict=True):
+                self._entries[index] = part
 
     def changed(self, own: Sequence[tuple[int, float]] | None) -> list[int]:
         """The weights that something else has changed, by their index.
@@ -386,7 +397,11 @@ class WeightMarks:
             return []
         self._was_touched = True
         self._make_views(touched)
-        return [index for index in touched if not self._is_same(index, 1.0 if own is None else own[index][1])]
+        same = [self._is_same(index, 1.0 if own is None else own[index][1]) for index in touched]
+        on_device = [flag for flag in same if isinstance(flag, Tensor)]
+        known = iter(torch.stack([flag.to(on_device[0].device) for flag in on_device]).tolist() if on_device else ())
+        is_same = [next(known) if isinstance(flag, Tensor) else flag for flag in same]
+        return [index for index, flag in zip(touched, is_same, strict=True) if not flag]
 
     def _make_views(self, indices: Iterable[int]) -> None:
         for index in indices:
@@ -394,13 +409,13 @@ class WeightMarks:
             if self._viewed[index] != param.data_ptr():
                 self._views[index], self._viewed[index] = _numpy_view(param), param.data_ptr()
 
-    def _is_same(self, index: int, factor: float) -> bool:
-        """Whether the entries are those that were marked, times a factor, up to rounding."""
+    def _is_same(self, index: int, factor: float) -> bool | Tensor:
+        """Whether the entries are those that were marked, times a factor, up to rounding; still on its device there."""
         before, view, param = self._entries[index], self._views[index], self._params[index]
         if isinstance(before, Tensor) and before.device == param.device:
             weight = as_real(param.detach())
             after = _some_entries(weight, like=weight)
-            return bool(torch.all((after - before * factor).abs() <= _tolerance(before)))
+            return torch.all((after - before * factor).abs() <= _tolerance(before))
         if not isinstance(before, np.ndarray) or view is None or view.shape != before.shape:
             return False  # nothing to compare with
         if before.dtype.kind != "f":
