@@ -203,7 +203,7 @@ EXPERIMENT = Experiment(
     source="explr fig. 3",
     scales={
         "smoke": Config(**SMOKE, variants=variants(2, 6), at_once=(0, 2), early=(2, 4), late=((2, 4), (2, 4))),
-        "desk": Config(),
+        "desk": Config(seeds=tuple(range(24, 32))),
         "paper": Config(
             **PAPER,
             variants=variants(80 * EPOCH, 160 * EPOCH),
