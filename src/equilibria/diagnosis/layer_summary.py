@@ -296,8 +296,7 @@ def _clauses(layer: LayerSummary) -> list[str]:
     elif layer.invariant is None:
         return [f"{predicts} if it is scale-invariant, which is undecided"]
     if layer.weight_decay == 0:
-        turns = "" if layer.by_gain else "its norm grows and it turns ever more slowly: "
-        return [predicts, f"without weight decay {turns}there is no equilibrium"]
+        return [predicts, "without weight decay there is no equilibrium"]
     if layer.decay_rounds_away:
         return [predicts, "its type rounds its decay away: there is no equilibrium"]
     if layer.angle_equilibrium is None:
