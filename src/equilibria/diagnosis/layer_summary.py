@@ -274,8 +274,11 @@ def how_long(steps: float, epochs: float | None) -> str:
     Example:
         >>> how_long(2100, 5.37), how_long(1, None)
         ('2,100 more steps (5.4 epochs)', '1 more step')
+        >>> how_long(256, 0.001)
+        '256 more steps'
     """
-    return counted(math.ceil(steps), "more step") + (f" ({_few_digits(epochs)} epochs)" if epochs else "")
+    in_epochs = f" ({_few_digits(epochs)} epochs)" if epochs and epochs >= 0.05 else ""
+    return counted(math.ceil(steps), "more step") + in_epochs
 
 
 def _clauses(layer: LayerSummary) -> list[str]:
