@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -149,7 +150,7 @@ def _layer_row(place: int, number: int, layer: LayerSummary, columns: Sequence[_
 
 def _kind_row(place: int, row: Siblings, columns: Sequence[_Column]) -> str:
     """The row of several layers; the script shows and hides their own rows."""
-    unlike = [f"{name} {factor:.2g}×" for name, factor in unlike_by_block(row, "angle").items()]
+    unlike = [f"{name}\u00a0{factor:.2g}×" for name, factor in unlike_by_block(row, "angle").items()]
     more = [f"{joined(unlike, most=_MOST_UNLIKE)} the median angle"] if unlike else []
     words = "; ".join([f"{len(row.members):,} layers", *more])
     name = f'<span class="fold" aria-hidden="true">▸</span><span>{_breakable(row.kind)}</span>'
@@ -167,8 +168,8 @@ def _cell(column: _Column, row: Siblings) -> str:
 
 
 def _breakable(name: str) -> str:
-    """A dotted name that a narrow screen may break after a dot."""
-    return escape(name).replace(".", ".<wbr>")
+    """Words with dotted names that a narrow screen may break after a dot, but not after that of a decimal."""
+    return re.sub(r"(?<!\d)\.|\.(?!\d)", ".<wbr>", escape(name))
 
 
 def _numbers(field: str) -> Callable[[Siblings], str]:

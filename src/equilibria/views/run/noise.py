@@ -46,7 +46,7 @@ def noise_section(noise: GradientNoise) -> str:
     parts = ['<section aria-labelledby="noise-heading">']
     parts.append('<h2 id="noise-heading">Gradient noise, and turning over many steps</h2>')
     if chart:
-        parts.append(chart)
+        parts.append(f'<div class="picture">{chart}</div>')
         parts.append(
             '<p class="caption">How far n steps turn a layer, D(n) = −ln cos, for one step of D(1), over how far they '
             "would with independent gradients under the same optimizer (n for plain SGD, more with momentum). "
