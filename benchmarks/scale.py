@@ -50,9 +50,20 @@ RECORDED = 200  # steps of the run whose record is measured
 LARGE = {"1 B": (1792, 24, 50_304, 8), "100 B": (10_240, 80, 50_304, 1024)}  # width, layers, vocabulary, processes
 BANDWIDTHS = {"A100 80 GB SXM": 2.039e12, "H100 SXM": 3.35e12, "MI300X": 5.3e12}  # bytes per second, data sheets
 LAUNCH = 5e-6  # seconds on the host: 2 to 5 are usual for CUDA, more for ROCm
-OURS, TORCHS = 3, 40  # launches of a sampled step with AdamW: in all, and per tensor without our kernels
 DAY = 86_400
 SAMPLE_SECONDS = 10  # between samples, for the size of the record
+
+
+def _counted() -> tuple[int, int]:
+    """Launches of a sampled step with AdamW, from the page of `launches.py`: in all, and per tensor by torch alone."""
+    (table,) = json.loads(Path(__file__).with_name("launches.json").read_text(encoding="utf-8"))
+    case = {"tensors": 150, "optimizer": "AdamW", "every": 4}
+    rows = [row for row in table["rows"] if case.items() <= row.items()]
+    most = {row["kernels"]: int(row["launches"].split(",")[1]) for row in rows}
+    return most["triton"], round(most["torch's"] / case["tensors"])
+
+
+OURS, TORCHS = _counted()
 
 
 # ---- one of the two processes
@@ -350,9 +361,11 @@ def page(rows: list[Measured], per_row: float, recorded: int, load: float) -> st
         "**Nothing here was measured on a GPU: we have none.** The bytes above over the published bandwidth of "
         f"the device's memory, and {OURS} launches of our own kernels ([counted](../benchmarks/launches.md)) at "
         f"{1e6 * LAUNCH:g} µs each: what a sampled step would take if the kernels ran at that bandwidth and "
-        f"nothing overlapped. Without triton torch asks for some {TORCHS} launches per tensor. Left out: the "
-        "all-reduce, and a few launches of torch that pack its numbers where tensors are sharded, for which the "
-        "host waits once per sample. `equilibria bench` measures all of it on your device.",
+        f"nothing overlapped. Without triton torch asks for some {TORCHS} launches per tensor, fewer of sharded ones, "
+        "whose D(n) is left out. Whole 16-bit weights without masters ask for one launch more, two with step counters "
+        "on the device, and send up to 16 kB a tensor to main memory (AdamW), for the update that was intended before "
+        "rounding. Left out: the all-reduce, and a few launches of torch that pack its numbers where tensors are "
+        "sharded, for which the host waits once per sample. `equilibria bench` measures all of it on your device.",
         "",
         "| | " + " | ".join(LARGE) + " |",
         "|---|" + "---|" * len(LARGE),
@@ -368,7 +381,8 @@ def page(rows: list[Measured], per_row: float, recorded: int, load: float) -> st
         "than a factor of 2, and what decay removes is added back with two roundings: its length is known to 1e-6 "
         "of itself and 2^-23 x lr x wd of the weight's. The angle is as accurate where the move is perpendicular to "
         "the weight; of a move along the weight, such as that of a row of one number, up to 2e-3 of the relative "
-        "update may be taken for a turn. Tests compare the kernels with float64 to that bound.",
+        "update may be taken for a turn. Tests compare the kernels, in Triton's interpreter, with float64 to that "
+        "bound.",
         "",
     ]
     return "\n".join(lines)
