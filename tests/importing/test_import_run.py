@@ -72,17 +72,34 @@ def test_a_table_gives_the_norms_angles_and_predictions_of_the_watched_run(impor
     assert_same_predictions(imported, training.watched)
 
 
-def test_every_stated_angle_is_within_its_stated_error(training, table):
+def errors_of_angles(training, path):
+    """Of every sample of the matrices of a log: how far its angle is off, its stated error, whether interpolated."""
     from equilibria.importing._history import history_from_log
     from equilibria.importing._logs import read_log
 
-    log = read_log(table)
+    log = read_log(path)
     watched = columns(training.watched, "angle")
     for name, metrics in sorted_names(log.series).numbers.items():
         if name in MATRICES:
             history = history_from_log(log, metrics)
             exact = np.array([watched[name, step][0] for step in history.step.tolist()])
-            assert np.all(np.abs(history.angle - exact) <= history.error)
+            yield np.abs(history.angle - exact) / exact, history.error / exact, history.interpolated
+
+
+def test_every_angle_between_logged_norms_is_within_its_stated_error(training, table):
+    for off, stated, interpolated in errors_of_angles(training, table):
+        assert np.all((off <= stated)[~interpolated])
+        assert interpolated.sum() == 1  # the last step
+
+
+@pytest.mark.parametrize("every", [5, 10])
+def test_angles_of_sparse_logs_have_a_standard_error_of_their_size(training, tmp_path, every):
+    """Two of three are within it, and it is not many times larger than they are off."""
+    path = training.write_csv(tmp_path / "log.csv", every=every)
+    off, stated, interpolated = map(np.concatenate, zip(*errors_of_angles(training, path), strict=True))
+    assert interpolated.all()
+    assert np.mean(off <= stated) >= 0.68
+    assert np.sqrt(np.mean(stated**2)) < 5 * np.sqrt(np.mean(off**2))
 
 
 def test_settings_and_losses_come_from_the_log(imported, training):
@@ -435,9 +452,7 @@ def test_an_update_longer_than_both_norms_has_no_angle(tmp_path):
     lines = [f"{step},{5 + step / 1e4:.6f},{12 if step % 2 else 0.1:.6f}" for step in range(9)]
     (tmp_path / "log.csv").write_text("\n".join(["step,norm/a,update_norm/a", *lines]))
     run = eq.import_run(tmp_path / "log.csv", log_dir=tmp_path / "run")
-    assert [angle is None for angle in run.samples()["angle"].to_pylist()] == [
-        step % 2 == 1 or step == 8 for step in range(9)
-    ]
+    assert [angle is None for angle in run.samples()["angle"].to_pylist()] == [step % 2 == 1 for step in range(9)]
     assert any("at 4 of 9 samples" in note and "without the learning rate" in note for note in run.notes)
 
 

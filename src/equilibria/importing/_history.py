@@ -17,7 +17,8 @@ Steps = NDArray[np.int64]
 Array = NDArray[np.float64]
 Series = tuple[Steps, Array]
 
-_ALONG = 0.5  # of the length of an update, that may lie along the weight where the norm after a step is interpolated
+_ALONG = 0.5  # of the length of an update, that may lie along the weight where too few norms tell
+_NEIGHBOURS = 8  # changes between samples that tell how far a step is off the mean of the steps to the next sample
 _JUMP, _STEEPER = 0.1, 3  # relative change of a setting that is a jump: a tenth, and thrice the change before
 _SETTING_DIGITS = 6  # of an lr that is computed from effective lr and norm
 
@@ -33,7 +34,7 @@ class History:
         interpolated: whether ``after`` is read off the norms of other steps.
         moved: ||w' - w||.
         angle: radians of the step.
-        error: the largest error of each angle.
+        error: of each angle: the largest that rounding leaves, and one standard error of what is interpolated.
         grad_norm: of the gradient.
         lr: steps and values from the parameter's own series; None if it has none.
         shape: None if it is not known.
@@ -98,8 +99,7 @@ def history_from_log(log: Log, metrics: Mapping[str, str]) -> History:
         np.where(np.isfinite(moved), *pair)
         for pair in ((moved, relative * norm), (of_moved, of_relative * norm + relative * of_norm))
     )
-    change = np.abs(after - norm)
-    of_change = np.where(missing, np.maximum(_ALONG * moved - change, change), of_norm + of_after)
+    of_change = np.where(missing, _off_the_line(after - norm, moved), of_norm + of_after)
     turned = angles_from_norms(norm, after, moved, errors=(of_norm, of_change, of_moved))
     angle, error = _at(step, series.get("angle"))
     logged = np.isfinite(angle)
@@ -181,6 +181,24 @@ def _between(step: Steps, norm: Array) -> Array:
     own = np.minimum(np.searchsorted(known, np.arange(len(norm))), len(slopes) - 1)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(norm * np.exp(slopes[own]))
+
+
+def _off_the_line(change: Array, moved: Array) -> Array:
+    """How far a step's change of norm is off the interpolated one.
+
+    The root mean square difference between neighbouring samples of the part of an update that lies along the weight;
+    with too few samples, as far as an update that points half along it.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        along = change / moved
+    known = np.flatnonzero(np.isfinite(along))
+    turns = np.diff(along[known]) ** 2
+    if len(turns) < _NEIGHBOURS:
+        return np.asarray(np.maximum(_ALONG * moved - np.abs(change), np.abs(change)))
+    typical = np.sqrt(np.lib.stride_tricks.sliding_window_view(turns, _NEIGHBOURS).mean(axis=1))
+    off = np.full(len(moved), np.nan)
+    off[known] = typical[np.clip(np.arange(len(known)) - _NEIGHBOURS // 2, 0, len(typical) - 1)] * moved[known]
+    return off
 
 
 def _lr_of(speed: Series, norms: Series) -> Series:

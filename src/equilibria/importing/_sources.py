@@ -204,8 +204,8 @@ def _precision(histories: Mapping[str, History]) -> Iterator[str]:
         yield f"no angle is stated: at all {counted(hidden, 'sample')} the error is as large as the angle"
     if between > _OFTEN * angles:
         yield (
-            "norms after single steps were not logged: they are read off those of later steps, and the stated errors "
-            "hold if an update points at most half along the weight"
+            "norms after single steps were not logged: they are read off those of later steps; the error of "
+            "these angles is an estimate (one standard error) from how updates along the weight differ between samples"
         )
     if wrong > _OFTEN * steps:
         yield (
