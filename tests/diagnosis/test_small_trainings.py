@@ -132,7 +132,7 @@ def test_now_is_the_last_samples_and_all_numbers_are_theirs(kind):
     assert layer.angle_vs_predicted == pytest.approx(1, abs=0.1) and not layer.few
     assert f"over steps {layer.first_step}-{layer.last_step} (lr " in layer.sentence
     first, last = rows[0]["lr"], rows[-1]["lr"]
-    course = "lr=1e-3 -> 5e-6" if linear else "lr=1.2e-4, sampled peak 3e-3, now 1.2e-8"
+    course = "lr=1e-3 -> 5e-6" if linear else "lr=1.2e-4 -> 3e-3 -> 1.2e-8"
     assert layer.settings_over_run.startswith(f"AdamW({course}, wd=0.1"), (first, last)
 
 

@@ -217,7 +217,7 @@ def test_the_course_of_lr_is_told_from_first_to_last():
     peaked = edited(table, lr=np.where(steps < 100, 0.01, np.where(steps < 200, 0.2, 0.004)))
     assert (
         summarise(peaked, metadata=clean().metadata)[0].settings_over_run
-        == "SGD(lr=0.01, sampled peak 0.2, now 4e-3, wd=2e-3, momentum=0.9)"
+        == "SGD(lr=0.01 -> 0.2 -> 4e-3, wd=2e-3, momentum=0.9)"
     )
 
 

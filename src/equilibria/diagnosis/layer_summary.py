@@ -177,7 +177,7 @@ class LayerSummary:
             return self.settings
         now = three_digits(self.last_lr)
         if self.peak_lr > max(self.first_lr, self.last_lr):
-            course = f"lr={three_digits(self.first_lr)}, sampled peak {three_digits(self.peak_lr)}, now {now}"
+            course = f"lr={three_digits(self.first_lr)} -> {three_digits(self.peak_lr)} -> {now}"
         elif self.first_lr != self.last_lr:
             course = f"lr={three_digits(self.first_lr)} -> {now}"
         else:

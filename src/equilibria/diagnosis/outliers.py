@@ -84,14 +84,15 @@ def _settings(run: SampledRun, kinds: Sequence[Siblings], field: str) -> Generat
     for (own, usual), members in found.items():
         first, kind = members[0]
         names = [member.name for member, _ in members]
+        it, its, whose = ("it", "its", "") if len(names) == 1 else ("them", "their", f"{first.name} ")
         yield Finding(
             "note",
             f"{joined(names)} {'has' if len(names) == 1 else 'have'} {what} {three_digits(own)}, "
-            f"{'its' if len(names) == 1 else 'their'} siblings {three_digits(usual)}",
-            f"at step {int(run.series.columns['step'].max()):,}, against {_others(kind)}"
+            f"{its} siblings {three_digits(usual)}",
+            f"at step {int(run.series.columns['step'].max()):,}, {whose}against {_others(kind)}"
             + (_speed_against(first, kind) if field == "lr" else ""),
-            "nothing needs doing if that is intended. Otherwise move it to the parameter group of its siblings; to see "
-            f"the groups: print([(group[{field!r}], len(group['params'])) for group in optimizer.param_groups])",
+            f"nothing needs doing if that is intended. Otherwise move {it} to the parameter group of {its} siblings; "
+            f"to see the groups: print([(group[{field!r}], len(group['params'])) for group in optimizer.param_groups])",
             "",
             kind=f"other {what}",
         )

@@ -65,8 +65,9 @@ def summarise(samples: pa.Table, *, metadata: Mapping[str, Any], window: int | N
     window holds only samples at which every setting was within a factor of 2 of its present value, and none from before
     a jump by more than a tenth; it may hold fewer than 20. Left out are steps with an lr of 0, which move nothing,
     samples without a prediction where others have one, the first steps of a run where they were sampled more densely
-    than the others, and the steep tail of a falling schedule: the fewest last steps, a fifth at most of those since the
-    last jump, before which 10 samples have an lr within a factor of 2.
+    than the others, and the steep tail of a falling schedule: the fewest last steps, a fifth at most of those from the
+    last jump to the last sample, before which 10 samples have an lr within a factor of 2, or else most have. The window
+    ends with the last sample before the tail.
 
     Args:
         samples: the sample table of a monitor or of a recorded run.

@@ -37,7 +37,7 @@ def test_blocks_that_turn_alike_are_one_sentence_with_its_steps():
     layers = transformer()
     first, last = layers[0].first_step, layers[0].last_step
     headline = run_headline(layers)
-    assert headline.startswith("All 24 blocks turn alike, 0.003 to 0.006 rad per step by kind of layer")
+    assert headline.startswith("All 24 blocks turn alike, within 1.1x: 0.003 to 0.006 rad per step by kind of layer")
     assert f"(steps {first} to {last})" in headline and first > 0
     assert headline.endswith("norms grew by 20 % since step 0")
 
@@ -62,7 +62,9 @@ def test_layers_outside_the_blocks_are_counted():
     assert "; the 2 other layers turn 0.001 to 0.002 rad per step; " in headline
     few = [layer for layer in transformer(3) if "c_fc" in layer.name]
     others = [dataclasses.replace(LAYER, name=f"other{name}.weight", angle=0.01) for name in "abcdefghijklm"]
-    assert run_headline([*few, *others]).startswith("All 3 layers of a kind turn alike, 0.003 rad per step (steps ")
+    assert run_headline([*few, *others]).startswith(
+        "All 3 layers of a kind turn alike, within 1.1x: 0.003 rad per step (steps "
+    )
     assert "; the 13 other layers turn 0.01 rad per step" in run_headline([*few, *others])
 
 
@@ -90,19 +92,64 @@ def test_a_single_layer_that_is_unlike_its_siblings_is_named():
     odd = "transformer.h.5.mlp.c_fc.weight"
     layers = [dataclasses.replace(layer, angle=layer.angle * (2 if layer.name == odd else 1)) for layer in layers]
     headline = run_headline(layers)
-    assert headline.startswith("All 24 blocks turn alike, ") and f"; unlike its siblings: {odd} 2x; " in headline
+    assert headline.startswith("23 of 24 blocks turn alike, ") and f"; unlike its siblings: {odd} 2x; " in headline
 
 
 def test_kinds_with_one_speed_share_a_number():
     layers = [dataclasses.replace(layer, angle=0.0042) for layer in transformer()]
-    assert "turn alike, 0.0042 rad per step (steps" in run_headline(layers)
+    assert "turn alike, within 1.1x: 0.0042 rad per step (steps" in run_headline(layers)
 
 
 def test_blocks_that_spread_are_not_called_alike():
     layers = transformer(8, fast={block: 1.35**block for block in range(8)})
     headline = run_headline(layers)
     assert headline.startswith("8 blocks turn ") and "alike" not in headline
-    assert "h.7 is the fastest, h.0 the slowest" in headline
+    assert re.search(r"siblings differ by up to 8\.3x \(\S+\.h\.7\.\S+ against \S+\.h\.0\.\S+\)", headline)
+
+
+def test_blocks_whose_kinds_differ_the_other_way_round_are_not_called_alike():
+    """Attention three times as fast in half of the blocks, the MLP in the other half: the medians of blocks agree."""
+    layers = [
+        dataclasses.replace(layer, angle=layer.angle * (3 if (int(block[1]) < 4) == ("attn" in layer.name) else 1))
+        for layer in transformer(8)
+        if (block := re.search(r"\.h\.(\d)\.", layer.name))
+    ]
+    headline = run_headline(layers)
+    assert "turn alike" not in headline and "; siblings differ by up to 3.1x (" in headline
+
+
+def test_only_layers_of_the_same_steps_are_compared():
+    late = {f"transformer.h.{block}.mlp.c_fc.weight" for block in range(3)}
+    layers = [
+        dataclasses.replace(layer, first_step=600, last_step=700, angle=layer.angle / 9)
+        if layer.name in late
+        else layer
+        for layer in transformer()
+    ]
+    headline = run_headline(layers)
+    assert headline.startswith("All 24 blocks turn alike, within 1.1x: ") and "the 5 other layers turn " in headline
+    assert " per step (steps 200 to 700)" in headline.split("; ")[1]
+
+
+def test_a_block_with_other_norms_is_named():
+    layers = [
+        dataclasses.replace(layer, norm=layer.norm * (2.5 if ".h.5." in layer.name else 1)) for layer in transformer()
+    ]
+    headline = run_headline(layers)
+    assert (
+        headline.startswith("All 24 blocks turn alike, ")
+        and "norms unlike their siblings': 4 of 4 in h.5 2.5x" in headline
+    )
+
+
+@pytest.mark.parametrize("ratio", [None, 1.0])
+def test_norms_of_most_layers_that_collapsed_come_first(ratio):
+    layers = transformer() if ratio is None else predicted(transformer(), ratio=ratio)
+    fallen = [dataclasses.replace(layer, norm=layer.first_norm * 0.02) for layer in layers[:60]]
+    fallen[7] = dataclasses.replace(fallen[7], norm=fallen[7].first_norm * 0.011)
+    start = f"60 of 98 norms fell to less than a tenth since the first sample, that of {fallen[7].name} to 0.011x; "
+    assert run_headline([*fallen, *layers[60:]]).startswith(f"{start}All 24 blocks")
+    assert "fell to less than a tenth" not in run_headline([*fallen[:40], *layers[40:]])
 
 
 def test_with_predictions_the_verdict_comes_next():
@@ -174,8 +221,14 @@ def test_the_headline_of_a_run_that_diverged_says_so_first():
     warning = Finding("warning", "the training loss has diverged: it rose from 2 to 3e9", "", "", "", kind="diverged")
     headline, details = headline_and_details(layers, [warning])
     assert headline == "The training loss has diverged: it rose from 2 to 3e9"
-    assert details == f"{run_headline(layers)}. {run_details(layers)}"
-    assert headline_and_details(layers, []) == (run_headline(layers), run_details(layers))
+    assert details == f"{run_headline(layers)}. {run_details(layers, short=True)}"
+    assert headline_and_details(layers, []) == (run_headline(layers), run_details(layers, short=True))
+
+
+def test_the_deck_of_a_page_leaves_numbers_of_single_layers_to_the_table():
+    layers = [*predicted([LAYER], ratio=1.08), *predicted([LAYER])]
+    assert run_details(layers, short=True).startswith(f"Furthest off: {LAYER.name}, 8 % fast.")
+    assert len(run_details(layers, short=True)) < len(run_details(layers)) / 2
 
 
 @pytest.mark.parametrize(
@@ -196,7 +249,14 @@ def test_where_no_layer_can_be_judged_yet_the_headline_is_what_was_measured():
     few = dataclasses.replace(LAYER, angle_error=0.5, first_norm=LAYER.norm / 1.2, recorded_from=0)
     assert run_headline([few, few]).startswith("Both layers turn 0.03 rad per step (")
     assert run_headline([few, few]).endswith("; norms grew by 20 % since step 0")
-    assert run_details([few, few]).startswith("Both layers have too few samples to judge. ")
+    few = dataclasses.replace(few, samples=3, first_step=100, last_step=200)
+    assert run_details([few, few]).startswith(
+        "Both layers have too few samples to judge. A verdict takes 20 samples of a layer, or more where its angles "
+        "scatter; these steps have 3. Train longer, or sample more often: eq.watch(..., every=5)."
+    )
+    for last_step, hint in ((110, "every=1"), (102, "Train longer.")):
+        assert hint in run_details([dataclasses.replace(few, last_step=last_step)])
+    assert "turns" not in run_details([few, few])
 
 
 def test_layers_that_did_not_move_have_no_speed():

@@ -151,7 +151,7 @@ def test_states_of_siblings_are_counted(printed):
     assert [line.split()[0] for line in lines[1:4]] == ["h.*.a", "h.*.b", "h.*.c"]
     assert all(line.endswith("3 settled, 2 settling") for line in lines[1:4])
     rows[0] = dataclasses.replace(rows[0], state="disturbed")
-    assert printed(100, rows)[1].endswith("2 settled, 3 other")
+    assert printed(100, rows)[1].endswith("2 settled, 2 settling, 1 disturbed")
 
 
 def test_a_cut_table_keeps_the_most_telling_rows_in_the_order_of_the_model(monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 from equilibria.diagnosis.faults import OVER
@@ -36,6 +36,8 @@ _NO_ANGLE = "{} has no angle in any sampled step", "{} have no angle in any samp
 _REASONS = 3  # why there is no prediction, at most
 _SLIGHT = 0.005  # change of ln ||w||^2 per 100 steps that needs no reason
 _SHORT = 1 / 3  # of the steps so far: norms that settle sooner follow lr x wd
+_COLLAPSED = 0.1  # times the norm at the first sample: in most layers, that is the news of a run
+_DENSE = 5, 1  # values of ``every`` to try where samples are too few
 _ONE_NUMBER = 1.25  # kinds of layers whose angles are within this factor of each other share one number
 
 
@@ -94,24 +96,51 @@ def run_headline(layers: Sequence[LayerSummary]) -> str:
     if not moving:
         return "No angle was measured in any sampled step"
     turning, verdicts = _blocks(moving), [as_predicted(layer) for layer in layers if has_verdict(layer)]
+    collapsed = _norms_collapsed(moving)
     if verdicts and 2 * verdicts.count(None) <= len(verdicts):
-        return turning or _verdict(layers)
+        return "; ".join(filter(None, [collapsed, turning or _verdict(layers)]))
     turning = turning or f"{_the(len(moving))} {_turn(moving)}"
-    return "; ".join(filter(None, [turning, _norms_changed(moving)]))
+    return "; ".join(filter(None, [collapsed, turning, "" if collapsed else _norms_changed(moving)]))
 
 
-def run_details(layers: Sequence[LayerSummary]) -> str:
-    """The sentences after `run_headline`: the verdict and the layer furthest off, or why there is no prediction."""
+def run_details(layers: Sequence[LayerSummary], *, short: bool = False) -> str:
+    """The sentences after `run_headline`: the verdict and the layer furthest off, or why there is no prediction.
+
+    Args:
+        layers: the layers.
+        short: name the layer furthest off, but not its numbers, which a page shows elsewhere.
+    """
     if not layers:
         return "The run has no samples: train a few steps with the monitor on, then make the report again."
     if not any(map(has_verdict, layers)):
         return " ".join(filter(None, [_over_run(layers), _without_prediction(layers)]))
     compared, verdict = list(filter(has_verdict, layers)), _verdict(layers)
     judged = [layer for layer in compared if not layer.few]
-    first = worst_first(judged or compared)[0]
-    lead = "" if run_headline(layers) == verdict else f"{verdict}. "
-    furthest = f"{lead}{f'Furthest off: {first.sentence}' if judged and len(layers) > 1 else first.sentence}"
-    return " ".join(filter(None, [furthest, _laws(layers), _norm_change(layers), _time_to_settle(layers)]))
+    lead = "" if run_headline(layers).endswith(verdict) else f"{verdict}."
+    if not judged:
+        return " ".join(filter(None, [lead, _how_to_judge(compared), _over_run(layers)]))
+    first = worst_first(judged)[0]
+    if len(layers) == 1:
+        furthest = first.sentence
+    elif short:
+        furthest = f"Furthest off: {first.name}, {_distance(first.angle_vs_predicted or 0.0)}."
+    else:
+        furthest = f"Furthest off: {first.sentence}"
+    change = "" if short else _norm_change(layers)
+    return " ".join(filter(None, [lead, furthest, _laws(layers), change, _time_to_settle(layers)]))
+
+
+def _how_to_judge(layers: Sequence[LayerSummary]) -> str:
+    """What a verdict takes that these layers have not, and how to get it."""
+    most = max(layers, key=lambda layer: layer.samples)
+    spacing = (most.last_step - (most.first_step or 0)) / (most.samples - 1) if most.samples > 1 else math.inf
+    every = next((every for every in _DENSE if every < spacing), None)
+    denser = f", or sample more often: eq.watch(..., every={every})" if every else ""
+    return (
+        f"A verdict takes {LEAST_WINDOW} samples of a layer, or more where its angles scatter; these steps have "
+        f"{most.samples:,}{' at most' if any(layer.samples < most.samples for layer in layers) else ''}. Train "
+        f"longer{denser}."
+    )
 
 
 # ---- the measured gain
@@ -159,8 +188,8 @@ def _time_to_settle(layers: Sequence[LayerSummary]) -> str:
 
 
 def headline_and_details(layers: Sequence[LayerSummary], findings: Sequence[Finding]) -> tuple[str, str]:
-    """`run_headline` and `run_details`; if the run is over, diverged or not finite, the headline says so first."""
-    headline, details = run_headline(layers), run_details(layers)
+    """`run_headline`, short `run_details`; if the run is over, diverged or not finite, the headline says so first."""
+    headline, details = run_headline(layers), run_details(layers, short=True)
     over = next((finding for finding in findings if finding.kind in OVER), None)
     return (headline, details) if over is None else (sentence_case(over.subject), f"{headline}. {details}")
 
@@ -184,13 +213,17 @@ def in_short(layers: Sequence[LayerSummary], findings: Sequence[Finding]) -> str
 def _blocks(layers: Sequence[LayerSummary]) -> str:
     """How fast the blocks of a network turn, and which of them are unlike the others; empty if it has no blocks.
 
-    A block is compared with the others kind by kind: its factor is the median over its layers of the angle over the
-    median angle of their siblings.
+    A block is compared with the others kind by kind, over the window that most of their layers share: its factor is the
+    median over its layers of the angle over the median angle of their siblings. Blocks turn alike if each kind of
+    layers does, up to those that are named.
     """
     if len(layers) <= FEW_LAYERS:
         return ""
-    kinds = [kind for kind in folded(layers) if len(kind.members) > 1 and block_of(kind.members[0].name)]
-    own, factors = blocks_of(kinds), defaultdict(list)
+    rows = [row for row in folded(layers) if len(row.members) > 1 and block_of(row.members[0].name)]
+    own = blocks_of(rows)
+    usual = Counter(_window(member) for row in rows for member in row.members).most_common(1)
+    kinds = _only(rows, lambda member: (_window(member), member.angle is not None) == (usual[0][0], True))
+    factors = defaultdict(list)
     for kind in kinds:
         middle = median(kind.values("angle"))
         for member in kind.members:
@@ -199,30 +232,70 @@ def _blocks(layers: Sequence[LayerSummary]) -> str:
     blocks = {block: median(values) for block, values in factors.items()}
     if len(blocks) < LEAST_SIBLINGS:
         return ""
-    unlike = far_from_median(blocks)
-    others = [factor for block, factor in blocks.items() if block not in unlike]
-    alike = max(others) <= UNLIKE and min(others) >= 1 / UNLIKE
+    unlike, count = far_from_median(blocks), len(set(own.values()))
+    single = {
+        name: factor for kind in kinds for name, factor in kind.unlike("angle").items() if own[name] not in unlike
+    }
+    others = blocks.keys() - unlike - {own[name] for name in single}
+    usual_kinds = _only(kinds, lambda member: own[member.name] in others)
+    spread = max(map(_spread, usual_kinds), default=math.inf)
     members = [layer for kind in kinds for layer in kind.members]
     noun = "blocks" if any(len(values) > 1 for values in factors.values()) else "layers of a kind"
-    if not alike:
-        first = f"{len(blocks):,} {noun} {_turn(members)}"
-    elif unlike:
-        first = f"{len(others):,} of {len(blocks):,} {noun} turn alike, {_by_kind(kinds)}{_steps(members)}"
+    if spread <= UNLIKE and 2 * len(others) >= count:
+        which = f"All {count:,}" if len(others) == count else f"{len(others):,} of {count:,}"
+        within = f"{max(math.ceil(10 * spread - 0.01), 11) / 10}x"
+        first = f"{which} {noun} turn alike, within {within}: {_by_kind(usual_kinds)}{_steps(members)}"
+        widest = ""
     else:
-        first = f"All {len(blocks):,} {noun} turn alike, {_by_kind(kinds)}{_steps(members)}"
+        first, widest = f"{count:,} {noun} {_turn(members)}", _widest(kinds)
     names = {layer.name for layer in members}
-    rest = _others([layer for layer in layers if layer.name not in names])
-    which = _unlike_blocks({block: factors[block] for block in unlike}, blocks, alike=alike)
-    single = _unlike_layers(kinds, {name for name, block in own.items() if block in unlike})
-    return "; ".join(filter(None, [first, which, single, rest]))
+    return "; ".join(
+        filter(
+            None,
+            [
+                first,
+                widest,
+                _unlike_blocks({block: factors[block] for block in unlike}, list(blocks)),
+                _unlike_layers(single),
+                _unlike_norms(kinds, own),
+                _others([layer for layer in layers if layer.name not in names], _window(members[0])),
+            ],
+        )
+    )
 
 
-def _others(layers: Sequence[LayerSummary]) -> str:
-    """The layers that a sentence about blocks leaves out."""
+def _only(kinds: Sequence[Siblings], which: Callable[[LayerSummary], bool]) -> list[Siblings]:
+    """The kinds with some of their members, those that keep several."""
+    kept = [Siblings(kind.kind, tuple(filter(which, kind.members))) for kind in kinds]
+    return [kind for kind in kept if len(kind.members) > 1]
+
+
+def _window(layer: LayerSummary) -> tuple[int | None, int]:
+    return layer.first_step, layer.last_step
+
+
+def _spread(kind: Siblings) -> float:
+    """The largest angle of some siblings over the smallest."""
+    angles = kind.values("angle")
+    return max(angles) / min(angles) if min(angles) > 0 else math.inf
+
+
+def _widest(kinds: Sequence[Siblings]) -> str:
+    """The siblings that differ most; empty where one does not turn."""
+    kind = max(kinds, key=_spread)
+    if not (spread := _spread(kind)) < math.inf:
+        return ""
+    slow, *_, fast = sorted(kind.members, key=lambda member: member.angle or 0.0)
+    return f"siblings differ by up to {plain(spread)}x ({fast.name} against {slow.name})"
+
+
+def _others(layers: Sequence[LayerSummary], window: tuple[int | None, int]) -> str:
+    """The layers that a sentence about blocks leaves out, with their steps unless they are those of the blocks."""
     if not layers:
         return ""
     which = "the other layer" if len(layers) == 1 else f"the {len(layers):,} other layers"
-    return f"{which} {'turns' if len(layers) == 1 else 'turn'} {_angles(layers)} per step"
+    own = "" if all(_window(layer) == window for layer in layers) else _steps(layers)
+    return f"{which} {'turns' if len(layers) == 1 else 'turn'} {_angles(layers)} per step{own}"
 
 
 def _by_kind(kinds: Sequence[Siblings]) -> str:
@@ -233,27 +306,39 @@ def _by_kind(kinds: Sequence[Siblings]) -> str:
     return f"{_radians(middles)} per step by kind of layer"
 
 
-def _unlike_blocks(unlike: dict[str, list[float]], blocks: dict[str, float], *, alike: bool) -> str:
+def _unlike_blocks(unlike: dict[str, list[float]], blocks: Sequence[str]) -> str:
     """The blocks that are unlike the others, with their factor: the range over their kinds of layers."""
-    names = short_names(list(blocks))
-    if unlike:
-        phrases = defaultdict(list)
-        for block, factors in unlike.items():
-            ends = dict.fromkeys(f"{factor:.2g}" for factor in (min(factors), max(factors)))
-            phrases[f"{' to '.join(ends)}x as fast"].append(names[block])
-        return ", ".join(f"{joined(which)} {phrase}" for phrase, which in list(phrases.items())[:3])
-    if alike:
-        return ""
-    fastest, slowest = max(blocks, key=lambda block: blocks[block]), min(blocks, key=lambda block: blocks[block])
-    return f"{names[fastest]} is the fastest, {names[slowest]} the slowest"
+    names = short_names(blocks)
+    phrases = defaultdict(list)
+    for block, factors in unlike.items():
+        phrases[f"{_factors(factors)}x as fast"].append(names[block])
+    return ", ".join(f"{joined(which)} {phrase}" for phrase, which in list(phrases.items())[:3])
 
 
-def _unlike_layers(kinds: Sequence[Siblings], named: Collection[str]) -> str:
-    """Single layers that are unlike their siblings, without those whose blocks are named anyway."""
-    unlike = [
-        f"{name} {factor:.2g}x" for kind in kinds for name, factor in kind.unlike("angle").items() if name not in named
+def _unlike_layers(unlike: Mapping[str, float]) -> str:
+    """Single layers that are unlike their siblings."""
+    names = [f"{name} {factor:.2g}x" for name, factor in unlike.items()]
+    return f"unlike {'its' if len(names) == 1 else 'their'} siblings: {joined(names, most=2)}" if names else ""
+
+
+def _unlike_norms(kinds: Sequence[Siblings], own: Mapping[str, str]) -> str:
+    """The blocks most of whose layers have a norm unlike that of their siblings."""
+    sizes = Counter(own[member.name] for kind in kinds for member in kind.members)
+    unlike = defaultdict(list)
+    for kind in kinds:
+        for name, factor in kind.unlike("norm").items():
+            unlike[own[name]].append(factor)
+    names = short_names(list(sizes))
+    which = [
+        f"{len(factors)} of {sizes[block]} in {names[block]} {_factors(factors)}x"
+        for block, factors in unlike.items()
+        if 2 * len(factors) > sizes[block] > 1
     ]
-    return f"unlike {'its' if len(unlike) == 1 else 'their'} siblings: {joined(unlike, most=2)}" if unlike else ""
+    return f"norms unlike their siblings': {joined(which, most=2)}" if which else ""
+
+
+def _factors(factors: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys(f"{factor:.2g}" for factor in (min(factors), max(factors))))
 
 
 def _turn(layers: Sequence[LayerSummary]) -> str:
@@ -285,6 +370,17 @@ def _steps(layers: Sequence[LayerSummary]) -> str:
     low, high = map(three_digits, lr_range or (0.0, 0.0))
     lrs = "" if low == high else f", lr {low} to {high}"
     return f" (steps {first:,} to {last:,}{lrs})" if last > first else f" (step {last:,})"
+
+
+def _norms_collapsed(layers: Sequence[LayerSummary]) -> str:
+    """How many norms fell below a tenth since the first sample of the run; empty unless most of several did."""
+    known = [(layer.norm / layer.first_norm, layer) for layer in layers if layer.norm is not None and layer.first_norm]
+    fallen = [(factor, layer.name) for factor, layer in known if factor < _COLLAPSED]
+    if len(known) < 2 or 2 * len(fallen) <= len(known):
+        return ""
+    least, name = min(fallen)
+    which = f"All {len(known):,}" if len(fallen) == len(known) else f"{len(fallen):,} of {len(known):,}"
+    return f"{which} norms fell to less than a tenth since the first sample, that of {name} to {_times(least)}"
 
 
 def _norms_changed(layers: Sequence[LayerSummary]) -> str:
@@ -455,8 +551,8 @@ def no_findings(layers: Sequence[LayerSummary]) -> tuple[str, str]:
     if not judged:
         return (
             "Too early to judge",
-            f"A verdict takes {LEAST_WINDOW} samples of a layer, or more where its angles scatter; "
-            "eq.watch(..., every=1) samples every step.",
+            f"{_all(len(compared))} that {'has' if len(compared) == 1 else 'have'} a prediction "
+            f"{'has' if len(compared) == 1 else 'have'} too few samples; no other check found a fault.",
         )
     if gains := sum(layer.by_gain and layer.surely_off for layer in compared):
         return "No findings", (

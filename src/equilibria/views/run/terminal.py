@@ -22,6 +22,7 @@ from equilibria.views.terminal import fitting
 _ROOMY = 92  # columns of a terminal: with fewer it is spaced closely
 _SPARE = ("norm*", "G", "ep. left", "steps left", "predicted", "norm", "range")  # what is left out first
 _MOST_UNLIKE = 8
+_FAR_APART = 2  # factor between siblings' angles in equilibrium, of which a median would tell little
 _WORDS = ("state", "invariant")  # columns that are flush left
 _PARTNERS = ("jointly with ", "against ")
 _LEGEND_OF_PARTNERS = (
@@ -70,9 +71,10 @@ def run_table(
     cells = _columns(rows)
     spare = (*_SPARE, "equilibrium") if "n" in cells else _SPARE  # rather than to cut the names of many kinds
     columns = fitting(cells, spare=spare, width=out.width, gap=gap)
-    if "equilibrium" in cells and "equilibrium" not in columns:
-        cells["state"] = [_one_or_many([layer.state_word for layer in row.members]) for row in rows]
-        columns = fitting(cells, spare=spare, width=out.width, gap=gap)
+    for most_states in (2, 1):
+        if "equilibrium" in cells and "equilibrium" not in columns:
+            cells["state"] = [state_words(row, most=most_states) for row in rows]
+            columns = fitting(cells, spare=spare, width=out.width, gap=gap)
     if (lines := _lines(columns, gap=gap, width=out.width)) is None:
         out.print(columns_table(columns, words=_WORDS, folded="layer", gap=gap))
     else:
@@ -142,7 +144,7 @@ def _columns(rows: Sequence[Siblings]) -> dict[str, list[str]]:
         "range": [_range(row, "angle") if len(row.members) > 1 else "" for row in rows],
         "predicted": [_median(row, "angle_predicted") for row in rows],
         "ratio": [_range(row, "angle_vs_predicted", show=_ratio) for row in rows],
-        "equilibrium": [_median(row, "angle_equilibrium") for row in rows],
+        "equilibrium": [_equilibrium(row) for row in rows],
         "norm": [_range(row, "norm") for row in rows],
         "norm*": [_range(row, "norm_equilibrium") for row in rows],
         "G": [_range(row, "gain") for row in rows] if any(layer.by_gain for layer in layers) else [],
@@ -162,6 +164,13 @@ def _median(row: Siblings, field: str) -> str:
     return _number(median(values) if values else None)
 
 
+def _equilibrium(row: Siblings) -> str:
+    """The median; both ends if they are far apart, as for members with other settings."""
+    values = row.values("angle_equilibrium")
+    far = values and max(values) > _FAR_APART * min(values)
+    return (_range if far else _median)(row, "angle_equilibrium")
+
+
 def _range(row: Siblings, field: str, *, show: Callable[[float | None], str] | None = None) -> str:
     """The smallest and the largest number of a row, once if they look the same."""
     values = row.values(field)
@@ -174,13 +183,15 @@ def _slowest(row: Siblings) -> LayerSummary:
     return max(row.members, key=lambda layer: layer.steps_to_settle or 0.0)
 
 
-def state_words(row: Siblings) -> str:
-    """The states of a row with the number of layers in each, the most frequent first; a state that all share alone."""
+def state_words(row: Siblings, *, most: int | None = None) -> str:
+    """The states of a row with the number of layers in each, the most frequent first; a state that all share alone.
+
+    With more than ``most`` states they are "various".
+    """
     counts = Counter(layer.state_word for layer in row.members).most_common()
     if len(counts) == 1:
         return counts[0][0]
-    (word, count), (second, _), *others = counts
-    return f"{count} {word}, {len(row.members) - count} {'other' if others else second}"
+    return "various" if most and len(counts) > most else ", ".join(f"{count} {word}" for word, count in counts)
 
 
 def _one_or_many(labels: Sequence[str]) -> str:
