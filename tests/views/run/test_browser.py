@@ -69,8 +69,9 @@ def visible(browser, selector="tr[data-layer]"):
 def test_every_chart_is_drawn_and_nothing_is_asked_of_the_network(browser, page):
     browser.open(page)
     angle, norm, schedule = (traces(browser, f"{name}-chart") for name in ("angle", "norm", "schedule"))
-    assert of("measured", angle) == of("predicted", angle) == set(range(12))
-    assert of("measured", norm) == of("norm_equilibrium", norm) == set(range(12))
+    lawless = 2  # of the three layers that findings name; the other two are further off
+    assert of("measured", angle) == of("measured", norm) == set(range(12))
+    assert of("predicted", angle) == of("norm_equilibrium", norm) == set(range(12)) - {lawless}
     assert [kind for kind, _ in angle].count("equilibrium") == 1  # all layers share lr and wd
     assert [kind for kind, _ in angle].count("rest") == 1
     assert [kind for kind, _ in schedule] == ["wd", "lr"]
@@ -83,7 +84,9 @@ def test_the_first_colour_is_the_worst_layer_and_its_line_is_its_samples(browser
     samples, metadata = run(20, outlier=OUTLIER, lawless=13)
     browser.open(page)
     names = browser.run("[...document.querySelectorAll('#chips button')].map((chip) => chip.textContent)")
-    assert names == [layer.name for layer in worst_first(summarise(samples, metadata=metadata))[:12]]
+    named = {layer_names(20)[OUTLIER], layer_names(20)[13], "layer4.0.conv1.weight"}  # by findings
+    worst = [layer.name for layer in worst_first(summarise(samples, metadata=metadata))]
+    assert names == sorted(worst, key=lambda name: name not in named)[:12]
     assert names[0] == layer_names(20)[OUTLIER]
     last = browser.run(
         """(() => { const data = document.getElementById("angle-chart").data;

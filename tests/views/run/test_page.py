@@ -215,14 +215,20 @@ def test_the_table_has_every_layer_in_the_order_of_the_model():
     assert shown[lawless.name] == expected
 
 
-def test_a_row_is_numbered_by_its_curves_the_furthest_off_first():
-    """The script sorts by this number, and colours the first ones."""
+def test_a_row_is_numbered_by_its_curves_those_that_findings_name_first():
+    """The script colours the first ones; it sorts by the rank, the furthest off first."""
     layers = {layer.name: layer for layer in summarise(SAMPLES, metadata=METADATA)}
-    numbers = dict(re.findall(r'<tr data-layer="(\d+)".*?<button[^>]*>(.*?)</button>', PAGES["twenty"]))
-    names = {int(number): re.sub("<[^>]+>", "", name) for number, name in numbers.items()}
+    found = re.findall(r'<tr data-layer="(\d+)" data-rank="(\d+)".*?<button[^>]*>(.*?)</button>', PAGES["twenty"])
+    names, ranked = ({int(row[by]): re.sub("<[^>]+>", "", row[2]) for row in found} for by in (0, 1))
     assert [names[number] for number in range(20)] == [layer["name"] for layer in data_of(PAGES["twenty"])["layers"]]
-    wrong = [layers[names[number]].how_wrong for number in range(19)]
-    assert wrong == sorted(wrong, reverse=True) and names[0] == OUTLIER
+    wrong = [layers[ranked[number]].how_wrong for number in range(19)]
+    assert wrong == sorted(wrong, reverse=True) and ranked[0] == OUTLIER
+    said = " ".join(f"{each.subject} {each.evidence}" for each in diagnose(SAMPLES, metadata=METADATA))
+    named = [names[number] in re.findall(r"[\w.]+\w", said) for number in range(20)]
+    assert named == sorted(named, reverse=True) and 0 < sum(named) < 20
+    ranks = {name: rank for rank, name in ranked.items()}
+    others = [ranks[names[number]] for number in range(sum(named), 20)]
+    assert others == sorted(others)
 
 
 def kind_rows(page: str) -> dict[str, list[str]]:
@@ -244,7 +250,9 @@ def test_siblings_are_folded_into_one_row_with_median_range_and_the_unlike_ones(
         [np.median(angles), min(angles), max(angles)], rel=5e-3
     )
     assert (norm, growth) == (["12.0"], ["1.20"])
-    members = re.findall(r'<tr data-layer="\d+" data-place="\d+" class="member" data-kind="([^"]*)" hidden', page)
+    members = re.findall(
+        r'<tr data-layer="\d+" data-rank="\d+" data-place="\d+" class="member" data-kind="([^"]*)" hidden', page
+    )
     assert members == [kind for kind in kinds for _ in range(12)]
     assert len(rows(page)) == 50
 

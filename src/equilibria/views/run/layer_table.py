@@ -15,7 +15,7 @@ from equilibria.diagnosis.siblings import Siblings, folded, unlike_by_block
 from equilibria.findings import joined, percent, rounded
 from equilibria.records.tables import NO_EQUILIBRIUM, SETTLED
 from equilibria.views.document import scrolling_table
-from equilibria.views.run.headline import STATE_MARKS, TOLERANCE
+from equilibria.views.run.headline import STATE_MARKS, TOLERANCE, most_telling_first
 from equilibria.views.words import ratio_cell, text
 
 _SECTION = """<section aria-labelledby="layers-heading">
@@ -53,11 +53,12 @@ def layer_table(layers: Sequence[LayerSummary], *, curves: Sequence[str]) -> str
     Args:
         layers: of the run, in the order of the model.
         curves: the names of those that the charts draw, in the order in which the script numbers them; the others have
-            no row. The script finds a row by that number, ``data-layer``, and sorts by it.
+            no row. The script finds a row by that number, ``data-layer``; "furthest off first" sorts by ``data-rank``.
     """
     if not layers:
         return _SECTION.format('<p class="none">No layer was measured.</p>')
     numbers = {name: number for number, name in enumerate(curves)}
+    ranks = {layer.name: rank for rank, layer in enumerate(most_telling_first(layers))}
     columns, kinds = _columns(layers), folded(layers)
     head = "".join(_heading(column) for column in columns)
     rows: list[str] = []
@@ -67,8 +68,8 @@ def layer_table(layers: Sequence[LayerSummary], *, curves: Sequence[str]) -> str
             rows.append(_kind_row(len(rows), row, columns))
         for layer in row.members:
             if layer.name in numbers:
-                number, of_kind = numbers[layer.name], row.kind if is_kind else None
-                rows.append(_layer_row(len(rows), number, layer, columns, kind=of_kind))
+                places = f'data-layer="{numbers[layer.name]}" data-rank="{ranks[layer.name]}" data-place="{len(rows)}"'
+                rows.append(_layer_row(places, layer, columns, kind=row.kind if is_kind else None))
     kind = "layers numeric" if columns and columns[-1].field not in _WORDS else "layers"
     shown_table = scrolling_table(f'<tr><th scope="col">layer</th>{head}</tr>', rows, name="layers-heading", kind=kind)
     order = _ORDER if sum(layer.how_wrong is not None for layer in layers) > 1 else ""
@@ -138,12 +139,12 @@ def _caption(columns: Sequence[_Column], left_out: int, *, is_folded: bool) -> s
     return f'<p class="caption">{" ".join(sentences)}</p>'
 
 
-def _layer_row(place: int, number: int, layer: LayerSummary, columns: Sequence[_Column], *, kind: str | None) -> str:
+def _layer_row(places: str, layer: LayerSummary, columns: Sequence[_Column], *, kind: str | None) -> str:
     name = f'<span class="swatch"></span><span>{_breakable(layer.name)}</span>'
     cells = "".join(_cell(column, Siblings(layer.name, (layer,))) for column in columns)
     member = "" if kind is None else f' class="member" data-kind="{escape(kind)}" hidden'
     return (
-        f'<tr data-layer="{number}" data-place="{place}"{member} title="{escape(layer.sentence)}">'
+        f'<tr {places}{member} title="{escape(layer.sentence)}">'
         f'<th scope="row"><button type="button" aria-pressed="false">{name}</button></th>{cells}</tr>'
     )
 

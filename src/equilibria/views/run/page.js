@@ -323,11 +323,11 @@ const drawLayers = (first) => {
 
   const isFolded = ({ dataset }) => "kind" in dataset && !state.worstFirst && !state.words.length && !state.opened.has(dataset.kind);
 
-  // Model order, or the order of the data: the furthest off first, without the rows of kinds.
+  // Model order, or the furthest off first, without the rows of kinds.
   const arrange = () => {
     const body = document.querySelector(".layers tbody");
     if (!body) return;
-    const place = ({ dataset }) => Number(state.worstFirst ? dataset.layer ?? -1 : dataset.place);
+    const place = ({ dataset }) => Number(state.worstFirst ? dataset.rank ?? -1 : dataset.place);
     const wanted = [...body.rows].sort((a, b) => place(a) - place(b));
     if (wanted.some((row, index) => row !== body.rows[index])) body.append(...wanted);
     const matched = new Set([...rows()].filter((row) => matches(Number(row.dataset.layer))).map((row) => row.dataset.kind));

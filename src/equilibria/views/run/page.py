@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,7 @@ def report_page(
         headline, deck = sentence_case(about_sharpness[-1].subject), full_stop(about_sharpness[-1].evidence)
     headline, _, rest = headline.partition("; ")
     deck = f"{sentence_case(rest)}. {deck}" if rest else deck
-    names = [layer.name for layer in most_telling_first(layers)]  # charts with room for a few draw the first ones
+    names = _as_drawn(layers, findings)
     drawn_curves = curves(
         _without_void_predictions(samples if drawn is None else drawn, layers),
         names,
@@ -156,6 +157,13 @@ def report_page(
     }
     data = {**drawn_curves, "sharpness": None if queries is None else sharpness_curves(queries)}
     return Page("equilibria.views.run", "Training report" if title is None else title, data, parts)
+
+
+def _as_drawn(layers: Sequence[LayerSummary], findings: Sequence[Finding]) -> list[str]:
+    """The layers that findings name, then the others, the most telling first: charts colour only the first few."""
+    said = "\n".join(f"{finding.subject} {finding.evidence}" for finding in findings)
+    names = [layer.name for layer in most_telling_first(layers)]
+    return sorted(names, key=lambda name: re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.]*\w)", said) is None)
 
 
 def _without_void_predictions(samples: pa.Table, layers: Sequence[LayerSummary]) -> pa.Table:
