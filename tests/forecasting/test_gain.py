@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.helpers.planted_walks import Run, Walk
 
 from equilibria.errors import EquilibriaError
-from equilibria.forecasting import FORECAST, backtest, forecast, suggest, what_if
+from equilibria.forecasting import FORECAST, Scenario, backtest, forecast, suggest, what_if
 from equilibria.forecasting._fit import fit
 from equilibria.forecasting._gain import GainFit, _gain
 from equilibria.forecasting._layers import AFTER_RISE, Cohort, read_layers
@@ -23,6 +23,7 @@ from equilibria.records.tables import GAIN_LAW, INVARIANT_LAW
 from equilibria.theory import AdamW, Muon, growth_gain
 from equilibria.theory.identified import Identified, PowerLaw
 from equilibria.theory.memory import Memory
+from equilibria.views.forecast.page import forecast_headline
 
 WD, LR, STEPS = 0.5, 5e-3, 800
 MATRIX = {"invariant": False, "shape": [20, 20]}
@@ -152,6 +153,22 @@ def test_invariant_layers_and_matrices_of_one_group_have_their_own_laws(run):
     }
     assert {name for name, law in laws.items() if law == INVARIANT_LAW} == {"layer3"}
     assert len(laws) == 8
+
+
+def test_without_invariant_weights_rescaling_is_said_to_change_nothing_and_the_title_is_the_change_of_the_angle(run):
+    fall = np.where(np.arange(STEPS + 20) < STEPS, LR, LR / 10).tolist()
+    result = what_if(run, {"as planned": fall, "rescaled": Scenario(fall, rescale=True)}, steps=len(fall))
+    plan, rescaled = result.forecasts.values()
+    assert not any("rescal" in finding.subject for finding in plan.findings)
+    assert any(finding.subject == "rescaling changes nothing here" for finding in rescaled.findings)
+    assert not any("are rescaled" in sentence for sentence in rescaled.assumptions)
+    for one, other in zip(plan.layers, rescaled.layers, strict=True):
+        np.testing.assert_array_equal(one.angle.value, other.angle.value)
+    assert "rescaled: rescaling changes nothing here" in " ".join(str(result.table()).split())
+    factors = [layer.angle.value[-1] / layer.angle.value[0] for layer in plan.layers]
+    assert f"turn {np.median(factors):.2g} times as far as in step {STEPS:,}" in forecast_headline(result)
+    longer = what_if(run, {"as planned": np.full(STEPS + 2000, LR).tolist()}, steps=STEPS + 2000)
+    assert "times as far" not in forecast_headline(longer)  # it settles
 
 
 def test_an_invariant_matrix_under_muon_is_forecast_by_its_gain(run):

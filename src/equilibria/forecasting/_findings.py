@@ -32,6 +32,9 @@ _USELESS = 0.3  # median error of the angle that is not, even if every guess is 
 _SAME_TIME = 0.1  # relative difference of two times to settle that needs no remark
 _LAW, _RESCALED_LAW = "transient.evolve", "states.rescaled"
 
+NO_EFFECT = "setting without effect"
+"""The kind of a finding that a scenario's setting changes nothing."""
+
 
 def wide_bands(layers: Sequence[LayerForecast]) -> Iterator[Finding]:
     """The layers whose bands are wider than usual, by reason."""
@@ -71,6 +74,7 @@ def forecast_findings(
     return warnings_first(
         [
             *_seam(cohort, schedule),
+            *(_nothing_to_rescale(layers) if scenario.rescale and not invariant else ()),
             *wide_bands(layers),
             *(_recent_change(cohort, schedule) if invariant else ()),
             *(_slow_after_fall(invariant, scenario) if invariant else ()),
@@ -92,6 +96,18 @@ def _seam(cohort: Cohort, schedule: GroupSchedule) -> Iterator[Finding]:
         f"the record ends with lr {last:.4g}, the schedule has {first:.4g} at step {schedule.first:,}",
         "if this is not intended: give the schedule of the whole run, in optimizer steps from 0, with its actual lr",
         _LAW,
+    )
+
+
+def _nothing_to_rescale(layers: Sequence[LayerForecast]) -> Iterator[Finding]:
+    """A scenario with rescaling where there are no scale-invariant weights."""
+    yield Finding(
+        "note",
+        "rescaling changes nothing here",
+        f"it acts on scale-invariant weights, and none of {counted(len(layers), 'layer')} is forecast as one",
+        "leave it out",
+        _RESCALED_LAW,
+        NO_EFFECT,
     )
 
 
@@ -278,11 +294,11 @@ def assumptions(
         sentences.append("gradients are noise: L is inverse to the batch size (the record does not show how far)")
     if scenario.batch_factor != 1 and by_gain:
         sentences.append(f"the batch size changes neither growth gain nor updates {some}(not tested)")
-    if scenario.rescale and (schedule.weight_decay * schedule.lr > 0).any():
+    if scenario.rescale and by_gain < len(layers) and (schedule.weight_decay * schedule.lr > 0).any():
         sentences.append(
-            "weights and optimizer state are rescaled at every change of lr or weight decay, step by step under a "
-            "smooth schedule; RescaleOnDecay stops where the variance before a BatchNorm would fall to 1000 times its "
-            "eps, which a record does not show"
+            "scale-invariant weights and their optimizer state are rescaled at every change of lr or weight decay, "
+            "step by step under a smooth schedule; RescaleOnDecay stops where the variance before a BatchNorm would "
+            "fall to 1000 times its eps, which a record does not show"
         )
     return tuple(sentences)
 

@@ -34,8 +34,8 @@ class Scenario:
         lr: learning rate.
         weight_decay: weight decay; None keeps that of the last sample.
         batch_factor: batch size over that of the record; gradients count as noise, so L falls as 1/batch.
-        rescale: rescale weights and optimizer state at every change of lr or weight decay, in a jump or step by step,
-            as `equilibria.control.RescaleOnDecay` does.
+        rescale: rescale scale-invariant weights and their optimizer state at every change of lr or weight decay, in a
+            jump or step by step, as `equilibria.control.RescaleOnDecay` does.
         name: shown in tables.
     """
 

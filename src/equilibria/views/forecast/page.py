@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from equilibria.errors import EquilibriaError
-from equilibria.findings import counted, rounded
+from equilibria.findings import counted, plain, rounded
 from equilibria.forecasting import (
     FORECAST,
     BackTest,
@@ -111,6 +111,8 @@ def forecast_headline(result: WhatIf) -> str:
     sentence = f"{worst.layer} is out of equilibrium for {_share(worst.steps_out.value, left)} of the remaining steps"
     if worst.steps_out.value < TOLERANCE * left:
         sentence = "every layer stays near its equilibrium for the rest of the run"
+    elif _share(worst.steps_out.value, left) == _share(left, left):
+        sentence = _slowing(result.forecasts[base])
     better = min(others, key=lambda name: result.worst(name).steps_out.value, default=None)
     if better is not None and result.worst(better).steps_out.value < 0.8 * worst.steps_out.value:
         share = _share(result.worst(better).steps_out.value, left)
@@ -118,6 +120,18 @@ def forecast_headline(result: WhatIf) -> str:
     if any(VARYING_GRADIENT in layer.validity for layer in result.forecasts[base].layers):
         sentence += " (gradients vary widely in size: trust the direction more than the numbers)"
     return sentence
+
+
+def _slowing(forecast: Forecast) -> str:
+    """How angles change until the end of a run in which a layer stays out of equilibrium: there that is no news."""
+    layers, left = forecast.layers, _left(forecast)
+    out = sum(_share(layer.steps_out.value, left) == _share(left, left) for layer in layers)
+    factor = float(np.median([layer.angle.value[-1] / layer.angle.value[0] for layer in layers]))
+    return (
+        f"in the last step layers turn {plain(factor)} times as far as in step {forecast.first:,} (median of "
+        f"{len(layers):,}); {out:,} of {counted(len(layers), 'layer')} {'stays' if out == 1 else 'stay'} out of "
+        "equilibrium until then"
+    )
 
 
 def shown_layers(worst: str, names: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ from equilibria.forecasting import (
     Suggestion,
     WhatIf,
 )
+from equilibria.forecasting._findings import NO_EFFECT
 from equilibria.forecasting._forecast import layer_outcome, worst_of
 from equilibria.views._rich import Console, Table, Text, collected_text, columns_table, marked, text_console
 from equilibria.views.findings import print_findings
@@ -69,6 +70,13 @@ def what_if_table(result: WhatIf) -> Printable:
         angles = [[_short(layer[0].layer), *map(_last_angle, layer)] for layer in by_layer]
         out.print(_table(["last angle, rad", *result.forecasts], angles))
         out.print(Text("in brackets: over the equilibrium angle at the end", style="dim"), end="\n\n")
+        idle = [
+            f"{name}: {finding.subject}: {finding.evidence}"
+            for name, forecast in result.forecasts.items()
+            for finding in forecast.findings
+            if finding.kind == NO_EFFECT and name != base
+        ]
+        _print_bullets(idle, out)
         out.print(Text(f"Of “{base}”; the page and --json have those of the others:", style="bold"))
         _print_notes(first, out)
 
