@@ -61,11 +61,25 @@ def test_layers_outside_the_blocks_are_counted():
     headline = run_headline(transformer())
     assert "; the 2 other layers turn 0.001 to 0.002 rad per step; " in headline
     few = [layer for layer in transformer(3) if "c_fc" in layer.name]
-    others = [dataclasses.replace(LAYER, name=f"other{name}.weight", angle=0.01) for name in "abcdefghijklm"]
+    others = [dataclasses.replace(few[0], name=f"other{name}.weight", angle=0.01) for name in "abcdefghijklm"]
     assert run_headline([*few, *others]).startswith(
         "All 3 layers of a kind turn alike, within 1.1x: 0.003 rad per step (steps "
     )
     assert "; the 13 other layers turn 0.01 rad per step" in run_headline([*few, *others])
+
+
+def test_layers_whose_samples_end_earlier_are_named_with_their_own_steps():
+    layers = transformer()
+    end, last = layers[0].first_step, layers[0].last_step
+    early = {"first_step": end // 4, "last_step": end // 2, "angle": 0.5}
+    for names in (["transformer.wte.weight"], ["transformer.wte.weight", "transformer.h.0.mlp.c_fc.weight"]):
+        mixed = [dataclasses.replace(layer, **early) if layer.name in names else layer for layer in layers]
+        assert sum(layer.angle == 0.5 for layer in mixed) == len(names)
+        for headline in (run_headline(mixed), run_headline(predicted(mixed))):
+            assert headline.startswith("24 blocks turn alike, within ") and "0.003 to 0.006 rad" in headline
+            assert f"(steps {end} to {last})" in headline
+            which = names[0] if len(names) == 1 else "2 layers, whose samples end earlier,"
+            assert f"; {which} turned 0.5 rad per step (steps {end // 4} to {end // 2})" in headline
 
 
 def test_nested_blocks_are_all_counted():

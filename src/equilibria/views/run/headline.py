@@ -95,12 +95,35 @@ def run_headline(layers: Sequence[LayerSummary]) -> str:
     moving = [layer for layer in layers if layer.angle is not None]
     if not moving:
         return "No angle was measured in any sampled step"
-    turning, verdicts = _blocks(moving), [as_predicted(layer) for layer in layers if has_verdict(layer)]
+    latest = _latest(moving)
+    turning, verdicts = _blocks(latest), [as_predicted(layer) for layer in layers if has_verdict(layer)]
+    names = {layer.name for layer in latest}
+    earlier = _turned([layer for layer in moving if layer.name not in names])
+    turning = turning.removeprefix("All ") if earlier else turning
     collapsed = _norms_collapsed(moving)
     if verdicts and 2 * verdicts.count(None) <= len(verdicts):
-        return "; ".join(filter(None, [collapsed, turning or _verdict(layers)]))
-    turning = turning or f"{_the(len(moving))} {_turn(moving)}"
-    return "; ".join(filter(None, [collapsed, turning, "" if collapsed else _norms_changed(moving)]))
+        return "; ".join(filter(None, [collapsed, *([turning, earlier] if turning else [_verdict(layers)])]))
+    turning = turning or f"{_the(len(latest))} {_turn(latest)}"
+    return "; ".join(filter(None, [collapsed, turning, earlier, "" if collapsed else _norms_changed(latest)]))
+
+
+def _latest(layers: Sequence[LayerSummary]) -> list[LayerSummary]:
+    """The layers whose samples end within the window of those that were sampled last."""
+    end = max((layer.last_step for layer in layers), default=0)
+    begin = min((_first(layer) for layer in layers if layer.last_step == end), default=0)
+    return [layer for layer in layers if layer.last_step >= begin]
+
+
+def _first(layer: LayerSummary) -> int:
+    return layer.last_step if layer.first_step is None else layer.first_step
+
+
+def _turned(layers: Sequence[LayerSummary]) -> str:
+    """The layers whose samples end earlier, with their own steps."""
+    if not layers:
+        return ""
+    which = layers[0].name if len(layers) == 1 else f"{len(layers):,} layers, whose samples end earlier,"
+    return f"{which} turned {_angles(layers)} per step{_steps(layers)}"
 
 
 def run_details(layers: Sequence[LayerSummary], *, short: bool = False) -> str:
@@ -162,7 +185,7 @@ def _laws(layers: Sequence[LayerSummary]) -> str:
 
 def _norm_change(layers: Sequence[LayerSummary]) -> str:
     """Why the norm of the layer with a measured gain that changes fastest changes."""
-    gains = [layer for layer in layers if layer.by_gain and layer.budget is not None]
+    gains = [layer for layer in _latest(layers) if layer.by_gain and layer.budget is not None]
     if not gains:
         return ""
     growth, place = max((abs(layer.budget.growth), place) for place, layer in enumerate(gains) if layer.budget)
@@ -179,7 +202,8 @@ def _time_to_settle(layers: Sequence[LayerSummary]) -> str:
     ]
     if not waits:
         return ""
-    wait, steps, formula = max(waits)
+    wait, _, formula = max(waits)
+    steps = max(steps for _, steps, _ in waits)
     if wait < _SHORT * steps:
         return ""
     needed = f"{formula} = {plain(wait)} steps"
@@ -363,7 +387,7 @@ def _radians(angles: Sequence[float]) -> str:
 
 def _steps(layers: Sequence[LayerSummary]) -> str:
     """The steps that the angles were measured in, with the range of lr where it moved and is the same for all."""
-    first = min(layer.last_step if layer.first_step is None else layer.first_step for layer in layers)
+    first = min(map(_first, layers))
     last = max(layer.last_step for layer in layers)
     ranges = {layer.lr_range for layer in layers}
     lr_range = ranges.pop() if len(ranges) == 1 else None
