@@ -95,35 +95,14 @@ def run_headline(layers: Sequence[LayerSummary]) -> str:
     moving = [layer for layer in layers if layer.angle is not None]
     if not moving:
         return "No angle was measured in any sampled step"
-    latest = _latest(moving)
-    turning, verdicts = _blocks(latest), [as_predicted(layer) for layer in layers if has_verdict(layer)]
-    names = {layer.name for layer in latest}
-    earlier = _turned([layer for layer in moving if layer.name not in names])
-    turning = turning.removeprefix("All ") if earlier else turning
+    turning, verdicts = _blocks(moving), [as_predicted(layer) for layer in layers if has_verdict(layer)]
     collapsed = _norms_collapsed(moving)
     if verdicts and 2 * verdicts.count(None) <= len(verdicts):
-        return "; ".join(filter(None, [collapsed, *([turning, earlier] if turning else [_verdict(layers)])]))
-    turning = turning or f"{_the(len(latest))} {_turn(latest)}"
-    return "; ".join(filter(None, [collapsed, turning, earlier, "" if collapsed else _norms_changed(latest)]))
-
-
-def _latest(layers: Sequence[LayerSummary]) -> list[LayerSummary]:
-    """The layers whose samples end within the window of those that were sampled last."""
-    end = max((layer.last_step for layer in layers), default=0)
-    begin = min((_first(layer) for layer in layers if layer.last_step == end), default=0)
-    return [layer for layer in layers if layer.last_step >= begin]
-
-
-def _first(layer: LayerSummary) -> int:
-    return layer.last_step if layer.first_step is None else layer.first_step
-
-
-def _turned(layers: Sequence[LayerSummary]) -> str:
-    """The layers whose samples end earlier, with their own steps."""
-    if not layers:
-        return ""
-    which = layers[0].name if len(layers) == 1 else f"{len(layers):,} layers, whose samples end earlier,"
-    return f"{which} turned {_angles(layers)} per step{_steps(layers)}"
+        return "; ".join(filter(None, [collapsed, turning or _verdict(layers)]))
+    if not turning:
+        latest, earlier = _by_time(moving, _window(max(moving, key=lambda layer: layer.last_step)))
+        turning = "; ".join([f"{_the(len(latest))} {_turn(latest)}", *_turned(earlier)])
+    return "; ".join(filter(None, [collapsed, turning, "" if collapsed else _norms_changed(moving)]))
 
 
 def run_details(layers: Sequence[LayerSummary], *, short: bool = False) -> str:
@@ -185,7 +164,8 @@ def _laws(layers: Sequence[LayerSummary]) -> str:
 
 def _norm_change(layers: Sequence[LayerSummary]) -> str:
     """Why the norm of the layer with a measured gain that changes fastest changes."""
-    gains = [layer for layer in _latest(layers) if layer.by_gain and layer.budget is not None]
+    gains = [layer for layer in layers if layer.by_gain and layer.budget is not None]
+    gains, _ = _by_time(gains, _window(max(gains, key=lambda layer: layer.last_step))) if gains else ([], [])
     if not gains:
         return ""
     growth, place = max((abs(layer.budget.growth), place) for place, layer in enumerate(gains) if layer.budget)
@@ -317,9 +297,27 @@ def _others(layers: Sequence[LayerSummary], window: tuple[int | None, int]) -> s
     """The layers that a sentence about blocks leaves out, with their steps unless they are those of the blocks."""
     if not layers:
         return ""
-    which = "the other layer" if len(layers) == 1 else f"the {len(layers):,} other layers"
-    own = "" if all(_window(layer) == window for layer in layers) else _steps(layers)
-    return f"{which} {'turns' if len(layers) == 1 else 'turn'} {_angles(layers)} per step{own}"
+    near, apart = _by_time(layers, window)
+    which = "the other layer" if len(near) == 1 else f"the {len(near):,} other layers"
+    own = "" if all(_window(layer) == window for layer in near) else _steps(near)
+    turn = [f"{which} {'turns' if len(near) == 1 else 'turn'} {_angles(near)} per step{own}"] if near else []
+    return "; ".join([*turn, *_turned(apart)])
+
+
+def _by_time(
+    layers: Sequence[LayerSummary], window: tuple[int | None, int]
+) -> tuple[list[LayerSummary], list[LayerSummary]]:
+    """The layers whose samples overlap with a window, and those whose samples are of other steps."""
+    first, last = window
+    near = [layer for layer in layers if layer.last_step >= (first or 0) and (layer.first_step or 0) <= last]
+    names = {layer.name for layer in near}
+    return near, [layer for layer in layers if layer.name not in names]
+
+
+def _turned(layers: Sequence[LayerSummary]) -> list[str]:
+    """The layers that were sampled at other steps, with their own."""
+    which = layers[0].name if len(layers) == 1 else f"{len(layers):,} layers, sampled at other steps,"
+    return [f"{which} turned {_angles(layers)} per step{_steps(layers)}"] if layers else []
 
 
 def _by_kind(kinds: Sequence[Siblings]) -> str:
@@ -387,7 +385,7 @@ def _radians(angles: Sequence[float]) -> str:
 
 def _steps(layers: Sequence[LayerSummary]) -> str:
     """The steps that the angles were measured in, with the range of lr where it moved and is the same for all."""
-    first = min(map(_first, layers))
+    first = min(layer.last_step if layer.first_step is None else layer.first_step for layer in layers)
     last = max(layer.last_step for layer in layers)
     ranges = {layer.lr_range for layer in layers}
     lr_range = ranges.pop() if len(ranges) == 1 else None
