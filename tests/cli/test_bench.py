@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from equilibria.cli import app
 from equilibria.errors import EquilibriaError
+from equilibria.watching._bench import _overhead
 
 SMALL = ("bench", "--device", "cpu", "--width", "8", "--layers", "1", "--tokens", "4", "--steps", "2")
 
@@ -37,6 +38,11 @@ def test_the_table_is_made_for_sending():
     assert lines[0].startswith("equilibria: ")
     assert lines[-4].startswith("| optimizer | step, ms | every=auto | every=1 | sample, ms | launches |")
     assert lines[-1].startswith("| AdamW |") and lines[-1].count("|") == 9
+
+
+def test_an_overhead_of_either_sign_is_no_result():
+    assert _overhead((-0.065, 0.01, 0.08)) == "below the scatter [-6.50%, +8.00%]"
+    assert _overhead((0.01, 0.02, 0.03)) == "+2.00% [+1.00%, +3.00%]"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from tests.helpers.evolved_runs import LAYERS, evolved_run
 
 import equilibria as eq
 from equilibria.cli import app
-from equilibria.comparing._explanation import _parted
+from equilibria.comparing._explanation import _logged, _parted
 from equilibria.comparing._replay import coalitions, shapley
 from equilibria.comparing._settings import clipped_at
 from equilibria.control import AngularSchedule
@@ -312,6 +313,20 @@ def test_the_step_at_which_two_losses_part_is_told(since, seed):
     # .2 is six errors of a stretch: the step lies in a stretch that shows it, or those before are lower by chance
     assert since - 3 * stretch <= found <= since + stretch
     assert _parted(((steps, a), (steps, b + 0.3 * (np.abs(steps - 100) < 50))), edges) == (None, 0)
+
+
+def test_two_last_losses_are_compared_with_the_scatter_of_their_values():
+    steps, edges, beyond = np.arange(1000), np.array([0, 1000]), []
+    for seed in range(300):
+        a, b = (0.1 * np.random.default_rng([seed, run]).standard_normal(1000) for run in (0, 1))
+        a, b = (SimpleNamespace(metrics={"loss": (steps, 3 + values)}) for values in (a, b))
+        (loss,) = _logged(a, b, edges)
+        beyond.append("more than the" in loss.sentence)
+        assert ("within the" in loss.sentence) != beyond[-1]
+        assert loss.error == pytest.approx(0.1 * math.sqrt(2 / 100), rel=0.4)
+    assert 0.02 < np.mean(beyond) < 0.09  # two standard errors: 4.6 % by chance
+    (few,) = _logged(a, SimpleNamespace(metrics={"loss": (steps[::20], np.full(50, 3.0))}), edges)
+    assert math.isnan(few.error) and "apart" not in few.sentence
 
 
 # ---- input

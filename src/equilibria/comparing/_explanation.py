@@ -31,7 +31,11 @@ from equilibria.forecasting._layers import RunLike, as_run
 from equilibria.theory._reals import Array
 
 _UNEXPLAINED = 0.05  # of a logarithm, above which the part that the recursion leaves is mentioned
-_VALUES, _FEWEST_APART, _MOST_APART = 8, 4, 16  # logged values in a stretch; stretches: the fewest, the most
+_VALUES, _FEWEST_APART, _MOST_APART = (
+    8,
+    4,
+    16,
+)  # logged values in a stretch, or the last ones; stretches: the fewest, the most
 _ONE, _ALL = 2.0, 5.0  # standard errors by which they part in the first stretch, and in all together
 _LAST = 0.1  # share of the compared steps whose mean is the last value of a logged number
 
@@ -66,6 +70,7 @@ class LoggedDifference:
         apart_from: the step from which on its mean over every stretch of ``stretch`` steps is lower in the same run, in
             all by five standard errors of the values' scatter; None if there is none.
         stretch: a count of steps.
+        error: standard error of ``a - b`` by the scatter of the single values; NaN with fewer than 8 of a run.
     """
 
     name: str
@@ -73,12 +78,19 @@ class LoggedDifference:
     b: float
     apart_from: int | None = None
     stretch: int = 0
+    error: float = math.nan
 
     @property
     def sentence(self) -> str:
-        """The values, and since when they differ."""
+        """The values, whether they differ by more than they scatter, and since when."""
         text = f"{self.name}: {rounded(self.a, digits=4)} in A, {rounded(self.b, digits=4)} in B"
         text += " (mean over the last tenth of the steps)"
+        if math.isfinite(self.error):
+            apart, room = abs(self.a - self.b), _ONE * self.error
+            text += (
+                f"; {rounded(apart, digits=2)} apart, {'more than' if apart > room else 'within'} the {plain(room)} "
+                "that the scatter of single values explains (two standard errors; other seeds may add to it)"
+            )
         if self.apart_from is None:
             return text
         lower = "A" if self.a < self.b else "B"
@@ -367,16 +379,18 @@ def _layer(parts: Differences, position: int) -> LayerDifference:
 def _logged(a: SampledRun, b: SampledRun, edges: NDArray[np.int64]) -> tuple[LoggedDifference, ...]:
     first = edges[-1] - max(1, round(_LAST * (edges[-1] - edges[0])))
 
-    def last(run: SampledRun, name: str) -> float:
+    def last(run: SampledRun, name: str) -> tuple[float, float]:
         step, values = run.metrics[name]
         chosen = values[(step >= first) & (step < edges[-1]) & np.isfinite(values)]
-        return float(chosen.mean()) if len(chosen) else math.nan
+        error_sq = float(chosen.var(ddof=1)) / len(chosen) if len(chosen) >= _VALUES else math.nan
+        return (float(chosen.mean()) if len(chosen) else math.nan), error_sq
 
-    both = [name for name in a.metrics if name in b.metrics]
-    return tuple(
-        LoggedDifference(name, last(a, name), last(b, name), *_parted((a.metrics[name], b.metrics[name]), edges))
-        for name in both
-    )
+    found = []
+    for name in (name for name in a.metrics if name in b.metrics):
+        (mean_a, sq_a), (mean_b, sq_b) = last(a, name), last(b, name)
+        parted = _parted((a.metrics[name], b.metrics[name]), edges)
+        found.append(LoggedDifference(name, mean_a, mean_b, *parted, error=math.sqrt(sq_a + sq_b)))
+    return tuple(found)
 
 
 def _parted(courses: Sequence[tuple[Array, Array]], edges: NDArray[np.int64]) -> tuple[int | None, int]:

@@ -20,11 +20,11 @@ from equilibria.views.words import full_stop, sentence_case, settings_list, text
 
 _MOST_LAYERS, _MOST_CAUSES = 40, 5
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900")  # apart for the colour-blind too
-_OTHER_COLOUR, _OTHER = "#868e97", "below the scatter"
+_OTHER_COLOUR, _OTHER = "#868e97", "not claimed"
 _AXIS = "ln (angle of A / angle of B)"
 _READING = (
-    "Factors are A over B, and multiply: those of the causes, of what is not claimed because other seeds do as much "
-    "(below the scatter), and of what is unexplained, to the ratio of the angles travelled."
+    "Factors are A over B, and multiply: those of the causes, of what is not claimed because other seeds do as "
+    "much, and of what is unexplained, to the ratio of the angles travelled."
 )
 _SHOWN_NOT_EXPLAINED = "shown beside the angles; nothing here says that the angles caused them"
 
@@ -165,8 +165,9 @@ def explanation_document(result: Explanation, *, title: str | None = None) -> st
 
 
 _DECK = (
-    "The angle per step is the effective learning rate. The recursion of norms and angles, with the inputs of B, gets "
-    "those of A one cause at a time; what each one changes is averaged over the orders of switching."
+    "The angle per step is the effective learning rate. From the settings, gradients and starting norms of B, the laws "
+    "compute the angles of B; then these inputs are replaced by those of A, one after the other. What a replacement "
+    "changes depends on what was replaced before it: each number is the mean over all orders."
 )
 
 

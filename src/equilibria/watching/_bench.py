@@ -77,7 +77,8 @@ class Bench:
         lines = [
             *(f"{name}: {value}" for name, value in self.machine.items()),
             f"watched: {self.parameters:,} parameters in {self.tensors} tensors, float32; {self.tokens} tokens a batch",
-            f"overheads: median [least, largest] of {_ROUNDS} rounds of {self.steps} steps; those of every=auto follow "
+            f"overheads: median [least, largest] of {_ROUNDS} rounds of {self.steps} steps, the median only where all "
+            "have one sign (more steps scatter less); those of every=auto follow "
             f"{self.steps} steps at the start of a run, where samples are more frequent than later",
             f"plain copy: {self.copy_rate / 1e9:.3g} GB/s read and written",
             "",
@@ -88,7 +89,7 @@ class Bench:
             cells = (
                 row.optimizer,
                 f"{1e3 * row.step:.3g}",
-                *("{1:+.2%} [{0:+.2%}, {2:+.2%}]".format(*x) for x in (row.overhead_auto, row.overhead_every_step)),
+                *map(_overhead, (row.overhead_auto, row.overhead_every_step)),
                 f"{1e3 * row.sample:.3g}",
                 "-" if row.kernels is None else row.kernels,
                 f"{row.rate / 1e9:.3g}",
@@ -96,6 +97,13 @@ class Bench:
             )
             lines.append(f"| {' | '.join(map(str, cells))} |")
         return "\n".join(lines)
+
+
+def _overhead(rounds: tuple[float, float, float]) -> str:
+    """The median of the rounds with their ends, or only these where rounds disagree about its sign."""
+    least, median, largest = rounds
+    shown = "below the scatter" if least <= 0 <= largest else f"{median:+.2%}"
+    return f"{shown} [{least:+.2%}, {largest:+.2%}]"
 
 
 def bench(device: torch.device, *, width: int, layers: int, tokens: int, steps: int) -> Bench:
