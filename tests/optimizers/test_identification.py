@@ -61,6 +61,32 @@ def test_the_closed_forms_are_found_by_experiment(make):
     assert found.norm == pytest.approx(float(expected.norm), rel=NORM)
 
 
+class Signum(torch.optim.Optimizer):
+    def __init__(self, params, *, lr, weight_decay):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for param in group["params"]:
+                momentum = self.state[param].setdefault("momentum", torch.zeros_like(param))
+                momentum.lerp_(param.grad, 0.1)
+                param.mul_(1 - group["lr"] * group["weight_decay"]).sub_(momentum.sign(), alpha=group["lr"])
+
+
+@pytest.mark.slow
+def test_a_small_decay_among_scatter_is_balanced():
+    """Signs of Gaussian averages with correlations 0.9^k have the correlations 2/pi asin(0.9^k)."""
+    torch.manual_seed(0)
+    memory = 1 + 2 * sum(2 / math.pi * math.asin(0.9**lag) for lag in range(1, 400))
+    for weight_decay in (0.03, 0.1):
+        found = identify(Signum(matrix(), lr=1e-3, weight_decay=weight_decay)).equilibrium(dim=2048)
+        decay = 1e-3 * weight_decay
+        assert found.angle == pytest.approx(math.sqrt(2 * decay / memory), rel=ANGLE)
+        assert found.norm == pytest.approx(1e-3 * math.sqrt(2048 * memory / (2 * decay)), rel=NORM)
+        assert found.time_constant == pytest.approx(1 / (2 * decay), rel=0.01)
+
+
 @pytest.mark.slow
 def test_muon_is_measured_by_shape():
     """A square matrix turns 17 % faster than a long one."""
