@@ -236,10 +236,11 @@ Six pre-norm blocks, 64 wide, on the text of Python's documentation; AdamW (0.9,
 accumulated gradients, clipping at 1, and an lr that the loop writes into the groups: warm-up, then a cosine to a tenth.
 """.rstrip(),
         """\
-Matrices of one kind share a row with their median and range. They turn alike, within a factor of 1.5, but for the
-first block's `down`: it is slower than its siblings, and has the largest norm among them, which is the news of this
-run. No matrix is scale-invariant, and all turn as their measured gains predict. The norm of an attention output grows
-fastest, pushed outward by the gradient; at 5,000 steps of time constant, 600 steps are too few for an equilibrium.""",
+Matrices of one kind share a row with their median and range. In five of six blocks they turn alike, within a factor of
+1.5; the first block's `down` is slower than its siblings, and has the largest norm among them, which is the news of
+this run. No matrix is scale-invariant, and all turn as their measured gains predict. The norm of an attention output
+grows fastest, pushed outward by the gradient; at 5,000 steps of time constant, 600 steps are too few for an
+equilibrium.""",
     ),
     qwen3: (
         "A Qwen3",
