@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tests.helpers.page_runner import Page
+
+import equilibria as eq
 
 DOCS = Path(__file__).parents[2] / "docs"
 SHORTER = {
@@ -39,6 +44,17 @@ def test_the_examples_of_a_page_print_what_it_shows(page, tmp_path, monkeypatch)
     monkeypatch.setenv("COLUMNS", "100")
     page.run()
     assert all(path.stat().st_size > 1e6 for path in tmp_path.glob("*.html"))  # pages of ours work offline
+
+
+@pytest.mark.slow
+def test_the_script_for_torchrun_records_the_training_of_two_processes(tmp_path):
+    page = (DOCS / "how-do-i" / "distributed-amp-compile.md").read_text()
+    (tmp_path / "train.py").write_text(page.split("<!-- file: train.py -->\n```python\n")[1].split("```")[0])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, check=True, timeout=120)
+    run = eq.read_run(tmp_path / "runs" / "two")
+    assert run.samples()["step"].to_pylist() == [step for step in range(0, 100, 5) for _ in range(2)]
+    assert run.metrics().num_rows == 100
 
 
 @pytest.mark.parametrize("name", sorted(OWN_TEST))

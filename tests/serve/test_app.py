@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import socket
 import subprocess
@@ -283,6 +284,16 @@ def test_a_forecast_has_alternatives(client, numbers):
         "wd x2",
         "wd x0.5",
     ]
+
+
+def test_a_forecast_has_the_warm_up_of_the_schedule(client, numbers):
+    assert 'name="warmup"' in client.get(f"/run/{numbers['good']}/forecast").text
+    query = "steps=6000&schedule=cosine&lr=0.1&warmup=500"
+    answer = client.get(f"/run/{numbers['good']}/forecast/view?{query}").json()
+    (schedule, *_) = answer["data"]["scenarios"][0]["schedules"]
+    for epoch, lr in zip(schedule["x"], schedule["lr"], strict=True):
+        step = 6000 * epoch / answer["data"]["end"]
+        assert lr == pytest.approx(0.05 * (1 + math.cos(math.pi * (step - 500) / 5500)), rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.parametrize(
