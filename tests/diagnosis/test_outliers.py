@@ -108,6 +108,15 @@ def test_a_planted_fault_is_the_only_finding_and_names_its_tensor(changes, kind,
     assert evidence in finding.evidence
 
 
+def test_several_tensors_with_another_lr_share_a_finding_that_says_whose_numbers_it_gives():
+    other = f"{ONE.removesuffix('mlp.up.weight')}attn.out.weight"
+    changes = {"lr": 5.0, "update_norm": 5.0}
+    (finding,) = found({ONE: changes, other: changes})
+    assert finding.subject == f"{other}, {ONE} have lr 5e-3, their siblings 1e-3"
+    assert f"at step 195, {other} against 5 other h.*.attn.out.weight; " in finding.evidence
+    assert "move them to the parameter group of their siblings" in finding.remedy
+
+
 @pytest.mark.parametrize(("rests_from", "is_found"), [(0, True), (145, True), (155, False)])
 def test_a_tensor_at_rest_is_named_for_ten_samples_in_all_even_with_fewer_in_its_window(rests_from, is_found):
     rows, metadata = samples()

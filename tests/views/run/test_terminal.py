@@ -154,6 +154,17 @@ def test_states_of_siblings_are_counted(printed):
     assert printed(100, rows)[1].endswith("2 settled, 2 settling, 1 disturbed")
 
 
+def test_equilibria_of_siblings_that_are_far_apart_are_a_range(printed):
+    rows = [
+        dataclasses.replace(LAYER, name=f"h.{block}.{kind}.weight", angle_equilibrium=0.001 * (scale if block else 1))
+        for kind, scale in zip("abc", (1, 1.9, 2.1), strict=True)
+        for block in range(5)
+    ]
+    title, *lines = printed(100, rows)[:4]
+    ends = title.index("equilibrium") + len("equilibrium")
+    assert [line[:ends].split()[-1] for line in lines] == ["0.001", "0.0019", "0.001..0.0021"]
+
+
 def test_a_cut_table_keeps_the_most_telling_rows_in_the_order_of_the_model(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     layers = [dataclasses.replace(LAYER, name=f"layer{place}", how_wrong=place % 7 / 10) for place in range(20)]
