@@ -161,6 +161,11 @@ def test_a_higher_value_is_drawn_higher():
     assert first[1] > last[1]
 
 
+def test_a_few_whole_numbers_have_whole_ticks():
+    picture = svg_chart([Line("a", [4, 6], [1.0, 2.0], "red")], x="log2 of the steps n", y="R")
+    assert re.findall(r'y="190\.0" text-anchor="middle"[^>]*>([^<]*)<', picture) == ["4", "5", "6"]
+
+
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
 def test_axes_end_on_round_numbers_around_the_data(low, span):
     levels = round_levels(low, low + span)

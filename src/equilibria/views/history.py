@@ -21,6 +21,7 @@ from equilibria.views.document import (
 )
 from equilibria.views.findings import print_findings
 from equilibria.views.notebook import card
+from equilibria.views.svg import log_levels
 from equilibria.views.terminal import fitting
 from equilibria.views.words import sentence_case, settings_list, text
 
@@ -118,6 +119,7 @@ def _word(run: JudgedRun) -> str:
 
 _WIDTH, _HEIGHT = 900, 170
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 26
+_CHARACTER = 7.5  # mean width of a letter, rounded up
 _STYLE = """
 .panel .scroll { direction: rtl; } /* on a phone the latest run is in sight */
 .chart-history { display: block; width: 100%; min-width: 640px; height: auto; direction: ltr; }
@@ -243,7 +245,8 @@ def _chart(
     """A point per run, with its range over the layers, over a band, on a logarithmic axis, as SVG."""
     logs = [tuple(math.log(value) if value > 0 else math.nan for value in triple) for triple in values]
     known = [value for triple in logs for value in triple if math.isfinite(value)] or [0.0]
-    low, high = min(known) - 0.05, max(known) + 0.05
+    levels = [math.log(10) * level for level in log_levels(min(known) / math.log(10), max(known) / math.log(10))]
+    low, high = levels[0], levels[-1]
     across = (_WIDTH - _LEFT - _RIGHT) / len(runs)
 
     def x(place: float) -> float:
@@ -258,7 +261,7 @@ def _chart(
             bottom, top = y(math.log(band[0])), y(math.log(band[1]))
             left, size = x(place - 0.5), f'width="{across:.1f}" height="{bottom - top:.1f}"'
             parts.append(f'<rect class="area-band" x="{left:.1f}" y="{top:.1f}" {size}/>')
-    for level in (low, (low + high) / 2, high):
+    for level in levels:
         ends = f'y1="{y(level):.1f}" y2="{y(level):.1f}"'
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" {ends}/>')
         parts.append(
@@ -280,8 +283,9 @@ def _chart(
                 f'<circle class="point {kind}" cx="{at:.1f}" cy="{y(median):.1f}" r="{5 if kind == "out" else 3.5}">'
                 f"<title>{words}</title></circle>"
             )
-    for place in sorted({0, len(runs) // 2, len(runs) - 1}):
-        anchor = "start" if place == 0 else "end" if place == len(runs) - 1 else "middle"
+    all_fit = _CHARACTER * max(len(run.name) for run in runs) < across
+    for place in range(len(runs)) if all_fit else sorted({0, len(runs) // 2, len(runs) - 1}):
+        anchor = "middle" if all_fit or 0 < place < len(runs) - 1 else "end" if place else "start"
         name = escape(runs[place].name)
         parts.append(f'<text x="{x(place):.1f}" y="{_HEIGHT - 6}" text-anchor="{anchor}">{name}</text>')
     return (

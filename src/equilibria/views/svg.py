@@ -142,7 +142,10 @@ class _Frame:
 
     def __init__(self, x: Sequence[float], y: Sequence[float], *, log: bool, width: int) -> None:
         self._width = width
+        few_whole = max(x) - min(x) <= _MOST_STEPS and all(float(value).is_integer() for value in x)
         self._x = round_levels(min(x), max(x))
+        if few_whole and min(x) < max(x):
+            self._x = [float(number) for number in range(int(min(x)), int(max(x)) + 1)]
         self._y = log_levels(min(y), max(y)) if log else round_levels(min(y), max(y))
         self._value: Callable[[float], float] = (lambda level: 10**level) if log else (lambda level: level)
 

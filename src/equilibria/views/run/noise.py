@@ -122,7 +122,8 @@ def _notes(noise: GradientNoise) -> list[str]:
         )
     if any(layer.update_gain is not None for layer in noise.layers):
         notes.append(
-            "κ: AdamW's squared update over that of independent gradients; its root is in the equilibrium norm"
+            "update gain κ: AdamW's squared update over that of independent gradients; its root is in the equilibrium "
+            "norm"
         )
     notes += _reasons("noise scale", [(layer.name, layer.doubt) for layer in (network, *noise.layers)])
     notes += _reasons("curvature", [(layer.name, layer.curvature_doubt) for layer in noise.layers])
@@ -151,6 +152,7 @@ def _chart(layers: Sequence[LayerNoise]) -> str:
             [math.log2(n) for n in sorted(layer.turning)],
             [layer.turning[n] for n in sorted(layer.turning)],
             colour,
+            marked=True,
         )
         for layer, colour in zip(spread, _COLOURS, strict=False)
         if layer.turning
