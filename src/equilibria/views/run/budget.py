@@ -52,7 +52,7 @@ def budget_section(samples: pa.Table, layers: Sequence[LayerSummary], *, metadat
             ),
             "</div>",
             f'<p class="caption">{text(_OF_PICTURES)}</p>',
-            html_table(_HEADINGS, rows, name="budget-heading"),
+            html_table(_HEADINGS, rows, name="budget-heading", kind="numeric"),
             f'<p class="caption">{text(_CAPTION + more)}</p>',
             "</section>",
         ]

@@ -50,7 +50,7 @@ def checkpoint_section(samples: pa.Table, diffusion: pa.Table | None, *, metadat
     rows = [html_row(row[0], row[1:]) for row in zip(*columns.values(), strict=True)]
     parts = ['<section aria-labelledby="checkpoints-heading">', '<h2 id="checkpoints-heading">Between checkpoints</h2>']
     titles = [title.replace("\n", " ") for title in columns]
-    parts.append(html_table(titles, rows, name="checkpoints-heading"))
+    parts.append(html_table(titles, rows, name="checkpoints-heading", kind="numeric"))
     return "\n".join([*parts, f'<p class="caption">{text(caption)}</p>', "</section>"])
 
 

@@ -56,7 +56,7 @@ def noise_section(noise: GradientNoise) -> str:
     if has_numbers:
         columns = _columns(noise)
         rows = [html_row(row[0], row[1:]) for row in zip(*columns.values(), strict=True)]
-        parts.append(html_table(_in_one_line(columns), rows, name="noise-heading"))
+        parts.append(html_table(_in_one_line(columns), rows, name="noise-heading", kind="numeric"))
         parts.append(f'<p class="caption">{" ".join(text(full_stop(note)) for note in _notes(noise))}</p>')
     return "\n".join([*parts, "</section>"])
 
