@@ -187,7 +187,7 @@ def test_settings_of_muon_for_two_shapes():
     assert rule.equilibrium().norm == pytest.approx(there.norm)
     back = run_json(
         f"translate --optimizer muon --lr {rule.lr!r} --wd {rule.weight_decay!r} --adjust-lr-fn match_rms_adamw "
-        "--to adamw --shape 128,32"
+        "--to adamw --shape 128x32"
     )
     assert (back["rule"]["lr"], back["rule"]["weight_decay"]) == pytest.approx((3e-4, 0.1))
 
@@ -311,7 +311,7 @@ BAD = [
     (f"translate {SGD_OPTIONS}", ["--scale-init", "--to"]),
     (f"translate {SGD_OPTIONS} --scale-batch 2 --scale-init 2", ["exactly one"]),
     (f"translate {SGD_OPTIONS} --to adamw", ["no --unit-grad-sq, no --dim"]),
-    (f"translate {SGD_OPTIONS} --to muon", ["'muon' without a --shape", "--shape=(rows, columns)"]),
+    (f"translate {SGD_OPTIONS} --to muon", ["'muon' without a --shape", "expected --shape rows,columns"]),
     (f"translate {SGD_OPTIONS} --to sphere", ["got --to='sphere'; expected one of: sgd, sgdw, adamw, lion, muon"]),
     (f"translate {SGD_OPTIONS} --scale-batch 2 --shape 3,4", ["got --shape; expected it only with --to"]),
     (f"translate {SGD_OPTIONS} --to adamw --to-adjust-lr-fn none", ["got --to-adjust-lr-fn", "muon"]),

@@ -27,6 +27,8 @@ FLAGS = {
         ("got unit_grad_sq=None, dim=3; expected both", "got no --unit-grad-sq, --dim=3; expected both"),
         ("got x without dim; dim fixes the norm", "got x without --dim; --dim fixes the norm"),
         ("got init without shape; shape=(1, 2)", "got init without --shape; --shape=(1, 2)"),
+        ("expected shape=(rows, columns): its sides", "expected --shape rows,columns: its sides"),
+        ("pattern, columns={'norm': 'w/{param}'}", "pattern, --column norm=w/{param}"),
         ("expected momentum > 0 and lr = 1", "expected --momentum > 0 and --lr = 1"),
     ],
 )

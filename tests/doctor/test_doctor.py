@@ -462,3 +462,33 @@ def test_a_matrix_that_is_not_invariant_has_a_time_constant_and_no_angle():
     weight, bias = examine(setup).rows
     assert (weight.angle, weight.time_constant) == (None, pytest.approx(1 / (2 * 1e-3 * 0.1)))
     assert bias.time_constant is None
+
+
+@pytest.mark.parametrize("held", [list, lambda several: dict(zip("ab", several, strict=True))])
+def test_several_optimizers_are_examined_as_one_with_their_groups(held):
+    """As `watch` takes them; the fix makes groups for each that needs them."""
+    net = net_of()
+    adamw = torch.optim.AdamW([*net[1].parameters(), *net[3].parameters()], lr=1e-3, weight_decay=0.1)
+    first = torch.optim.SGD(net[0].parameters(), lr=0.1, weight_decay=5e-4)
+    made = as_setup((net, held([first, adamw]), batches()), "train:make")
+    examination = examine(made)
+    rows = {row.name: row for row in examination.rows}
+    assert [(rows[name].group, rows[name].lr) for name in ("0.weight", "1.weight")] == [(0, 0.1), (1, 1e-3)]
+    assert rows["0.weight"].angle == pytest.approx(float(SGD(lr=0.1, weight_decay=5e-4).equilibrium().angle))
+    scope = {"model": net, "optimizers": [first, adamw]}
+    exec(examination.fix, scope)
+    assert "regroup(optimizers[1]" in examination.fix
+    decays = {id(param): group["weight_decay"] for group in scope["groups"] for param in group["params"]}
+    assert decays[id(net[1].weight)] == 0 and decays[id(net[3].weight)] == 0.1
+
+
+def test_where_there_is_no_law_it_says_so():
+    net = net_of()
+    optimizer = torch.optim.Rprop(net.parameters(), lr=0.1)
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+    (finding,) = (
+        one
+        for one in examine(TrainingSetup(net, optimizer, batches(), default_loss)).findings
+        if "no angle and no time to settle are stated: " in one.evidence
+    )
+    assert finding.severity == "note" and "0.weight" in finding.subject and "Rprop" in finding.evidence

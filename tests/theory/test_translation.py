@@ -467,7 +467,7 @@ def test_bad_input_raises(call):
         (
             lambda: translate(Muon(0.1, 0.1), to="adamw"),
             "shape",
-            r"got Muon\(\.\.\.\) as the rule without a shape; .*shape of each matrix",
+            r"got Muon\(\.\.\.\) as the rule without a shape; .*matrices of other sides",
         ),
         (
             lambda: translate(Muon(0.1, 0.1, shape=(3, 4)), to="adamw", dim=12),

@@ -136,8 +136,8 @@ def shape_of(options: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def parsed_shape(text: str) -> tuple[int, int]:
-    """Rows and columns from the text of --shape."""
-    sides = numbers("--shape", text, example="1024,4096")
+    """Rows and columns from the text of --shape; they are printed as 1024x4096."""
+    sides = numbers("--shape", text.replace("x", ","), example="1024,4096")
     if len(sides) != 2:
         raise EquilibriaError(f"got --shape {text}; expected two numbers, rows,columns, such as 1024,4096")
     return whole("--shape", sides[0], low=1), whole("--shape", sides[1], low=1)
@@ -232,6 +232,8 @@ def in_flags(message: str, flags: Mapping[str, str], *, argument: str | None = N
         is_word = "_" not in name and name not in _NEVER_PROSE and name != argument
         in_formula = rf"(?= ?[=*<>])|(?<=[<>=] ){name}\b|(?<=\*){name}\b" if is_word else ""
         message = re.sub(rf"(?<![\w'-])(?:rule\.)?{name}\b{in_formula}", typed, message)
+    message = message.replace("--shape=(rows, columns)", "--shape rows,columns")
+    message = re.sub(r"columns=\{'(\w+)': '([^']*)'\}", r"--column \1=\2", message)
     return re.sub(r"(--[\w-]+)=None", r"no \1", message)
 
 

@@ -28,7 +28,9 @@ def command(*, target: str | None, save: Path | None, diff: tuple[Path, Path] | 
 
     TARGET is package.module:factory, a function without arguments that returns (model, optimizer, batches), and
     optionally a loss(output, target) as the fourth value, None if the model returns its loss. Nothing is trained; the
-    model stays as it is.
+    model stays as it is. optimizer may be a list of several.
+
+    The exit status is 0, also where something is found to be wrong: --json lists the findings, for scripts that decide.
     """
     if (target is None) == (diff is None):
         raise EquilibriaError(

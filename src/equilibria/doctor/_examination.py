@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from equilibria.optimizers.copies import decay_of, rule_groups
 from equilibria.optimizers.in_force import not_in_force
 from equilibria.optimizers.rules import rule_of_group
 from equilibria.symmetry import Symmetries, symmetries
-from equilibria.tensors.parameters import names_of, roles_of
+from equilibria.tensors.parameters import names_of, roles_of, unwrap_optimizers
 from equilibria.theory.identified import Identified
 from equilibria.theory.requested import norm_power
 from equilibria.theory.rules import SGD, AdamL2, Rule
@@ -90,6 +90,7 @@ class _Settings:
     lr: float
     weight_decay: float
     rule: Rule | None
+    reason: str
 
 
 def examine(setup: TrainingSetup, *, progress: bool | None = None) -> Examination:
@@ -106,7 +107,9 @@ def examine(setup: TrainingSetup, *, progress: bool | None = None) -> Examinatio
     unpack = None if setup.loss is None else input_and_target
     sym = symmetries(objective(model, setup.loss, unpack=unpack), setup.batches, progress=progress)
     names, roles = names_of(model), roles_of(model)
-    groups = dict(_groups(setup.optimizer))
+    optimizers = unwrap_optimizers(setup.optimizer)
+    owned = [(optimizer, group) for optimizer in optimizers for group in rule_groups(optimizer)]
+    groups = dict(_groups(owned))
     trained = [param for param in model.parameters() if param.requires_grad]
     if not any(id(param) in groups for param in trained):
         raise EquilibriaError(
@@ -117,15 +120,20 @@ def examine(setup: TrainingSetup, *, progress: bool | None = None) -> Examinatio
     settings = {name: groups.get(id(param)) for name, param in by_name.items()}
     rows = tuple(_row(name, param, roles[name], settings, sym) for name, param in by_name.items())
     used = {row.group for row in rows if row.group is not None}
-    declared = not_in_force(setup.optimizer, [rule_groups(setup.optimizer)[index] for index in sorted(used)])
-    return Examination(rows, warnings_first((*declared, *_findings(rows))), _fix(rows, by_name, sym), sym)
+    declared, fixes = list[Finding](), list[str]()
+    for place, optimizer in enumerate(optimizers):
+        own = {index for index, (owner, _) in enumerate(owned) if owner is optimizer}
+        declared += not_in_force(optimizer, [owned[index][1] for index in sorted(own & used)])
+        name = "optimizer" if len(optimizers) == 1 else f"optimizers[{place}]"
+        fixes.append(_fix([row for row in rows if row.group in own], by_name, sym, name=name))
+    findings = (*dict.fromkeys(declared), *_findings(rows), *_without_law(settings))
+    return Examination(rows, warnings_first(findings), "\n".join(filter(None, fixes)), sym)
 
 
-def _groups(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, _Settings]]:
-    for index, group in enumerate(rule_groups(optimizer)):
-        settings = _Settings(
-            index, float(group["lr"]), decay_of(group), rule_of_group(optimizer, group, measure=True).rule
-        )
+def _groups(owned: Iterable[tuple[torch.optim.Optimizer, Mapping[str, Any]]]) -> Iterator[tuple[int, _Settings]]:
+    for index, (optimizer, group) in enumerate(owned):
+        found = rule_of_group(optimizer, group, measure=True)
+        settings = _Settings(index, float(group["lr"]), decay_of(group), found.rule, found.reason)
         yield from ((id(param), settings) for param in group["params"])
 
 
@@ -233,6 +241,17 @@ def _findings(rows: tuple[ParameterRow, ...]) -> tuple[Finding, ...]:
     )
 
 
+def _without_law(settings: Mapping[str, _Settings | None]) -> Iterator[Finding]:
+    """Parameters that decay under an optimizer without a law."""
+    by_reason: dict[str, list[str]] = {}
+    for name, group in settings.items():
+        if group is not None and group.rule is None and group.weight_decay:
+            by_reason.setdefault(group.reason, []).append(name)
+    for reason, names in by_reason.items():
+        problem = f"no angle and no time to settle are stated: {reason}"
+        yield Finding("note", joined(names), problem, "watch measures the angles", "")
+
+
 def _unlike_siblings(rows: tuple[ParameterRow, ...]) -> Iterator[Finding]:
     """Tensors whose lr or weight decay differs from what their siblings in other blocks share."""
     kinds: dict[tuple[object, ...], list[ParameterRow]] = {}
@@ -250,7 +269,7 @@ def _unlike_siblings(rows: tuple[ParameterRow, ...]) -> Iterator[Finding]:
                 yield Finding("note", joined(names), problem, remedy, "")
 
 
-def _fix(rows: tuple[ParameterRow, ...], params: Mapping[str, Tensor], sym: Symmetries) -> str:
+def _fix(rows: Sequence[ParameterRow], params: Mapping[str, Tensor], sym: Symmetries, *, name: str) -> str:
     """Code that changes the weight decay of parameters that have the wrong one; undecided ones keep theirs."""
     changes = {
         row.name: 0.0
@@ -268,10 +287,10 @@ def _fix(rows: tuple[ParameterRow, ...], params: Mapping[str, Tensor], sym: Symm
     return "\n".join(
         [
             "from equilibria.control import regroup",
-            "groups = regroup(optimizer, model=model, weight_decay={",
+            f"groups = regroup({name}, model=model, weight_decay={{",
             *lines,
             "})",
-            "# optimizer = type(optimizer)(groups)  # in place of the old one, before a scheduler is made",
+            f"# {name} = type({name})(groups)  # in place of the old one, before a scheduler is made",
         ]
     )
 

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from equilibria.errors import EquilibriaError
-from equilibria.tensors.parameters import unwrap_optimizer
+from equilibria.tensors.parameters import unwrap_optimizers
 
 _LABELS = ("labels", "label", "targets", "target")
 _EXPECTED = (
@@ -32,13 +31,13 @@ class TrainingSetup:
 
     Attributes:
         model: the network.
-        optimizer: its optimizer.
+        optimizer: its optimizer, or several of them (a list, or the values of a dict).
         batches: (input, target) pairs, or dicts with labels.
         loss: ``loss(output, target)``; None if the model returns its loss: a batch is then the model's input.
     """
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: Any
     batches: Iterable[Any]
     loss: Callable[[Any, Any], Tensor] | None
 
@@ -86,7 +85,7 @@ def as_setup(result: object, source: str) -> TrainingSetup:
         )
     if loss is not None and not callable(loss):
         raise EquilibriaError(f"got {type(loss).__name__} as the loss from {source}; {_EXPECTED}", argument="loss")
-    return TrainingSetup(model, unwrap_optimizer(optimizer), batches, loss)
+    return TrainingSetup(model, unwrap_optimizers(optimizer), batches, loss)
 
 
 def input_and_target(batch: Any) -> Any:

@@ -50,6 +50,7 @@ from equilibria.tensors.parameters import (
     select_patterns,
     selection,
     unwrap_optimizer,
+    unwrap_optimizers,
 )
 from equilibria.tensors.sharding import any_sharded, sum_over_processes
 
@@ -113,7 +114,7 @@ class Monitor:
         self._granularity, self._every = checked_granularity(granularity), every
         self._steps_per_epoch = None if steps_per_epoch is None else whole("steps_per_epoch", steps_per_epoch, low=1)
         self._batch_size = None if batch_size is None else whole("batch_size", batch_size, low=1)
-        unwrapped = _unwrapped(optimizers)
+        unwrapped = unwrap_optimizers(optimizers)
         self._model = weakref.ref(model)
         self._select = select if select is None or callable(select) else select_patterns(select)
         watched = find_watched(model, unwrapped, select=self._select, granularity=self._granularity)
@@ -496,29 +497,6 @@ def _frozen(model: nn.Module, watched: Sequence[Watched], select: Select | None)
     frozen = {plain_name(name): param for name, param in model.named_parameters() if not param.requires_grad}
     wanted = selection(select, [name for layer in watched for name in (layer.name, *layer.aliases)])
     return [{"name": name, "shape": list(param.shape)} for name, param in frozen.items() if wanted(name, param)]
-
-
-def _unwrapped(optimizers: Any) -> list[torch.optim.Optimizer]:
-    """The torch optimizers in an argument, each once."""
-    if isinstance(optimizers, Mapping):
-        several = list(optimizers.values())
-    else:
-        several = list(optimizers) if isinstance(optimizers, list | tuple) else [optimizers]
-    if not several:
-        raise EquilibriaError(
-            f"got an empty {type(optimizers).__name__} of optimizers; expected at least one", argument="optimizer"
-        )
-    unwrapped = {id(optimizer): optimizer for optimizer in map(unwrap_optimizer, several)}
-    for optimizer in unwrapped.values():
-        # It steps with part of its parameters only: the others would seem to stand still.
-        outer = getattr(optimizer, "equilibria_stepped_by", None)
-        if outer is not None:
-            raise EquilibriaError(
-                f"got the {type(optimizer).__name__} inside of a {outer}; expected the {outer} itself: it is what "
-                "steps, and which optimizer to watch, save and load",
-                argument="optimizer",
-            )
-    return list(unwrapped.values())
 
 
 def _checked_sink(sink: Sink, *, argument: str) -> Sink:

@@ -87,6 +87,29 @@ def unwrap_optimizer(optimizer: object) -> torch.optim.Optimizer:
     return inner
 
 
+def unwrap_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
+    """The torch optimizers in an argument, each once: one, a list of several, or the values of a dict."""
+    if isinstance(optimizers, Mapping):
+        several = list(optimizers.values())
+    else:
+        several = list(optimizers) if isinstance(optimizers, list | tuple) else [optimizers]
+    if not several:
+        raise EquilibriaError(
+            f"got an empty {type(optimizers).__name__} of optimizers; expected at least one", argument="optimizer"
+        )
+    unwrapped = {id(optimizer): optimizer for optimizer in map(unwrap_optimizer, several)}
+    for optimizer in unwrapped.values():
+        # It steps with part of its parameters only: the others would seem to stand still.
+        outer = getattr(optimizer, "equilibria_stepped_by", None)
+        if outer is not None:
+            raise EquilibriaError(
+                f"got the {type(optimizer).__name__} inside of a {outer}; expected the {outer} itself: it is what "
+                "steps, and which optimizer to watch, save and load",
+                argument="optimizer",
+            )
+    return list(unwrapped.values())
+
+
 def refuse_uninitialised(model: nn.Module) -> None:
     """Raise EquilibriaError if a lazy module has parameters without a shape, as before its first batch."""
     lazy = [name for name, param in model.named_parameters() if is_lazy(param)]

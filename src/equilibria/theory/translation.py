@@ -349,8 +349,8 @@ def _needed_shape(rule: Rule, shape: tuple[int, int] | None, dim: float | None) 
     if shape is None and own is None:
         raise EquilibriaError(
             f"got {'Muon(...) as the rule' if isinstance(rule, Muon) else 'to=' + repr('muon')} without a shape; "
-            "expected shape=(rows, columns): size and memory of Muon's update depend on the shape of each matrix, so "
-            "each shape has its own lr and weight decay",
+            "expected shape=(rows, columns): size and memory of Muon's update depend on it, so that matrices of other "
+            "sides have another lr and weight decay",
             argument="shape",
         )
     if dim is not None:

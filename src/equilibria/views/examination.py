@@ -26,7 +26,8 @@ def print_examination(examination: Examination, *, console: Console | None = Non
     columns = fitting(_columns(examination), spare=_SPARE, width=out.width)
     out.print(columns_table(columns, words=_WORDS, folded="parameter"))
     sym = examination.symmetries
-    evidence = f"{len(sym.basis)} scaling symmetries, gap {sym.gap:.0e}, {sym.probes} backward passes"
+    gap = f"told from the rest by a gap of {sym.gap:.0e} (above 1,000 is clear)"
+    evidence = f"{len(sym.basis)} scaling symmetries, {gap}, {sym.probes} backward passes"
     out.print(Text(evidence, style="dim"))
     shown = [text for title, text in _LEGEND.items() if title in columns]
     out.print(Text("; ".join(shown), style="dim"))
