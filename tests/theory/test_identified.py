@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equilibria.errors import EquilibriaError
-from equilibria.theory import SGDW, AdamL2, Identified, Lion, Muon, cold_start, evolve, rescaled, settled
+from equilibria.theory import SGDW, AdamL2, AdamW, Identified, Lion, Muon, cold_start, evolve, rescaled, settled
 from equilibria.theory.identified import PowerLaw, identified_from, identified_point
 from equilibria.theory.memory import Memory, ema_memory
 from equilibria.theory.rules import closed_rule
@@ -158,3 +158,16 @@ def test_steps_that_grow_faster_than_decay_have_no_equilibrium():
 def test_lengths_are_not_negative():
     with pytest.raises(EquilibriaError, match="factor"):
         PowerLaw(-1.0)
+
+
+def test_the_time_constant_says_what_an_average_of_squared_gradients_does_to_it():
+    """A step that does not grow with the gradient may be Adam's, whose norm settles more slowly."""
+    said, slow = {}, AdamW(1e-3, 0.1).equilibrium().time_constant
+    for grad in (0.0, 1.0):
+        step = PowerLaw(1.0, lr=1.0, grad=grad)
+        law = Identified(1e-3, 0.1, name="A", step=step, decay=DECOUPLED, memory=NO_MEMORY).equilibrium()
+        said[grad] = [one for one in law.validity if "squared gradients" in one.name]
+        if grad == 0:
+            more = slow / law.time_constant - 1
+    assert said[1.0] == [] and "time_constant" in said[0.0][0].affects
+    assert said[0.0][0].detail.endswith(f"by {100 * more:.0f} %")
