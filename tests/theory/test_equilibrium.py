@@ -595,7 +595,7 @@ def the(equilibrium, name):
 def test_every_law_lists_the_assumptions_that_need_a_measurement(equilibrium):
     assert the(equilibrium, "scale-invariant weight").met is None
     stationary = the(equilibrium, "stationary unit gradient")
-    assert stationary.met is None and f"{3 * equilibrium.time_constant:.3g} steps" in stationary.detail
+    assert stationary.met is None and f"{3 * equilibrium.time_constant:,.0f} steps" in stationary.detail
 
 
 @pytest.mark.parametrize(("share", "met"), [(0.99, True), (1.01, False)])
