@@ -288,7 +288,7 @@ def table() -> tuple[list[str], int]:
         "`ratio` is the step with the method over the same step without; `floors` is the time inside the hooks over "
         "the time to read weight, gradient and buffer once. "
         f"With every=auto: steps {WARM_UP} to {WARM_UP + AUTO * STEPS['resnet']} (resnet) or "
-        f"{WARM_UP + AUTO * STEPS['mlp']} (mlp) of a run.",
+        f"{WARM_UP + AUTO * STEPS['mlp']} (mlp) of a run, whose samples may take a second beyond their budget.",
         "",
         "| network, optimizer | method | step, ms | in hooks, ms | ratio | floors | limit | |",
         "|---|---|---|---|---|---|---|---|",

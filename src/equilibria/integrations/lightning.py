@@ -50,7 +50,8 @@ class EquilibriaCallback(_Callback):
 
     Args:
         log_dir: a directory to record into, for `equilibria report` and `equilibria.read_run`.
-        every: steps from one sample to the next; "auto" keeps the cost below one per cent of the training time.
+        every: steps from one sample to the next; "auto" costs up to a second at the start of a run, then about one
+            per cent of the training time.
         select: names, patterns or a function of name and tensor; by default all tensors with at least two axes.
         granularity: "tensor"; "row" for one sample per row (output channel, token); or one of them by name or pattern,
             such as ``{"embedding.weight": "row"}``. Matrices stacked in one parameter, such as experts, count as so

@@ -78,7 +78,8 @@ class Monitor:
     Args:
         model: the network, wrapped or not.
         optimizers: a torch optimizer, wrapped or not, or several of them (a list, or the values of a dict).
-        every: steps from one sample to the next; "auto" keeps the cost below one per cent of the training time.
+        every: steps from one sample to the next; "auto" costs up to a second at the start of a run, then about one
+            per cent of the training time.
         select: names, patterns such as ``"layer1.*"``, or a function of name and tensor; None for all tensors with at
             least two axes.
         granularity: "tensor", "row" for one sample per row (output channel, token), or one of them by name or pattern.

@@ -58,7 +58,8 @@ def watch(
         model: the network, wrapped or compiled or not.
         optimizer: a torch optimizer, or several of them.
         log_dir: a directory to record into, for `equilibria report` and `equilibria.read_run`.
-        every: steps from one sample to the next; "auto" keeps the cost below one per cent of the training time.
+        every: steps from one sample to the next; "auto" costs up to a second at the start of a run, then about one
+            per cent of the training time.
         select: names, patterns such as ``"layer1.*"``, or a function of name and tensor; by default all tensors with
             at least two axes.
         granularity: "tensor"; "row" for one sample per row (output channel, token); or one of them by name or pattern,
